@@ -116,6 +116,8 @@ def _new_partial(path: Path) -> tuple[Path, int]:
     What a killed writer left under its name is removed; if another is writing there, or it is not
     ours to remove, the file has a name of its own.
     """
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     usual = path.with_name(f".{path.name}.partial")
     with contextlib.suppress(OSError):
         _remove_stale(usual)

@@ -91,6 +91,16 @@ def same_leaf():
     net.norm(x, "W")
 
 
+def surrogate():
+    net, x, _ = begun()
+    net.linear(x, "\ud800", 8)
+
+
+def surrogate_output():
+    net, x, _ = begun()
+    net.output(x, "a\udfff")
+
+
 def no_outputs():
     net, x, _ = begun()
     net.linear(x, "W", 0)
@@ -192,6 +202,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (out_of_another_size, r"add gives 12 values and out holds 8\.$"),
     (unknown_table, r"^Table 'relu' is unknown: choose one of sigmoid, tanh\.$"),
     (same_leaf, r"^Leaf 'a\.W' is declared twice: give one another name\.$"),
+    (surrogate, r"^The name '.ud800' is no text that a file can hold: give another\.$"),
+    (surrogate_output, r"^The name 'a.udfff' is no text that a file can hold: give another\.$"),
     (no_outputs, r"^The number of outputs of 'W' is 0: a number from 1 to 32767 is needed\.$"),
     (too_many_outputs, r"is 32768: a number from 1 to 32767 is needed\.$"),
     (too_many_registers, r"^Stage 0 \('a\.'\) has 32 registers: begin another stage, or reuse"),

@@ -315,6 +315,53 @@ def test_the_c_header_equals_the_engine(name: str, tmp_path: Path):
     rows.check(run_c(rows, tmp_path))
 
 
+@pytest.mark.skipif(CC is None, reason="there is no C compiler")
+def test_two_headers_of_one_name_are_an_error_and_one_twice_is_none(tmp_path: Path):
+    case = rows_of("recurrent").case
+    one, other = case.weights, {**case.weights}
+    name = min(other)
+    other[name] = -other[name]
+    export(case.program, one, tmp_path / "a-net.h")
+    export(case.program, other, tmp_path / "a_net.h")
+    assert CC is not None
+    for first, code in (("a-net.h", 0), ("a_net.h", 1)):
+        (tmp_path / "main.c").write_text(
+            f'#include "{first}"\n#include "a-net.h"\nint main(void) {{ return 0; }}\n'
+        )
+        command = [CC, "-std=c99", "-fsyntax-only", "main.c"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+        assert done.returncode == code, done.stderr
+    assert b"a_net" in done.stderr
+
+
+def test_names_that_would_take_anothers_place_are_refused(tmp_path: Path):
+    case = rows_of("recurrent").case
+    for name, whose in (("base64", "Python's own"), ("math", "Python's own"), ("numpy", "NumPy's")):
+        with pytest.raises(InputError, match=f"imported in {whose} place: give another name"):
+            export(case.program, case.weights, tmp_path / f"{name}.py")
+    net = Program(vocabulary=7, width=8)
+    net.stage()
+    x = net.embed("e")
+    net.output(x, "logits")
+    net.score(x, "head")
+    for ending in (".py", ".h", ".onnx", ".safetensors"):
+        with pytest.raises(InputError, match="an output is named 'logits', as the score's are"):
+            export(net, initial_weights(net, 0), tmp_path / f"net{ending}")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("begins", [[0, 1, 1], np.array([0, 1, 1]), [False, True, True]])
+def test_begins_may_be_numbers(begins: Any, tmp_path: Path):
+    rows = rows_of("recurrent")
+    step, row = numpy_step(rows, tmp_path / "net.py"), rows.row(0)
+    row = {name: array[:3] for name, array in row.items()}
+    state = rows.case.state[:3]
+    want, after = step(row | {"begins": np.array([False, True, True])}, state)
+    found, also = step(row | {"begins": begins}, state)
+    np.testing.assert_array_equal(after, also)
+    assert {k: v.tolist() for k, v in found.items()} == {k: v.tolist() for k, v in want.items()}
+
+
 def shows_features(name: str) -> bool:
     """Whether a result of the program needs features."""
     net = Network(PROGRAMS[name](), {}, "net")

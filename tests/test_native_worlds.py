@@ -324,7 +324,11 @@ TRAINED: dict[str, tuple[Play, str]] = {
     ),
     "shared": (
         lambda w: trainer("narrow").play(w.narrow, 3, shared="a name"),
-        "shared is of type str",
+        "shared is 'a name': an array",
+    ),
+    "shared beyond memory": (
+        lambda w: trainer("narrow").play(w.narrow, 3, shared=1 << 64),
+        "shared is 18446744073709551616: an array",
     ),
     "shared apart": (
         lambda w: trainer("narrow").play(w.narrow, 3, shared=np.zeros((4, 4))[:, 0]),

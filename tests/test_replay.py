@@ -192,7 +192,7 @@ def test_a_run_without_a_log_goes_on_without(call: Command, run: Path, tmp_path:
     assert "runs that began before there were replay logs" in refused(call, run)
     ended = call("--resume", run, "--steps", 8)
     assert ended.signature
-    assert "the run began without a replay log: updates from here on cannot be" in ended.err
+    assert f"there is no '{run / REPLAY}': updates from here on cannot be" in ended.err
     assert not (run / REPLAY).exists()
 
 

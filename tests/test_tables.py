@@ -123,6 +123,34 @@ def test_a_column_is_found_or_named(tmp_path):
         load_corpus(str(table(tmp_path / "numbers.csv", {"n": [1, 2]})))
 
 
+def test_every_value_of_a_csv_is_a_text_as_it_stands(tmp_path):
+    """Also what stands for none elsewhere, and numbers, in columns of words."""
+    rare = ["NA", "null", "None", "nan", "007", "1e3", "true", '"quoted, twice"']
+    path = tmp_path / "rare.csv"
+    path.write_text("id,text\n" + "".join(f"{i},{v}\n" for i, v in enumerate(rare * 5)))
+    want = sorted([*rare[:-1], "quoted, twice"] * 5)
+    for name in (str(path), f"{path}:text"):
+        assert sorted(chain(*lines_of(load_corpus(name)).values())) == want
+    assert sorted(chain(*lines_of(load_corpus(f"{path}:id")).values())) == sorted(
+        map(str, range(40))
+    )
+
+
+def test_a_column_that_turns_to_numbers_is_one_of_words(tmp_path):
+    path = tmp_path / "long.csv"
+    words = [f"word {i}" for i in range(12_000)] + [f"{i:06}" for i in range(12_000)]
+    path.write_text("text\n" + "".join(f"{word}\n" for word in words))
+    assert sorted(chain(*lines_of(load_corpus(str(path))).values())) == sorted(words)
+
+
+def test_rows_without_text_are_counted(tmp_path, capsys):
+    path = tmp_path / "half.jsonl"
+    rows = [{"text": f"line {i}"} if i % 3 else {"other": 1} for i in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert sum(map(len, lines_of(load_corpus(str(path))).values())) == 40
+    assert "half.jsonl: 20 rows of the train split have no text" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", ["", ":default", ":default:text", "::text", ":text"])
 def test_data_sets_of_the_hub_by_name(hub, words: str):
     """A folder of the hub's shape stands for one; a word alone is a configuration or a column."""

@@ -196,6 +196,9 @@ def test_goes_on_exactly_after_save_and_load(estimator, tmp_path: Path):
     es = trainer(recurrent(), **options)
     run(es, 2)
     es.ask()(**shown(es.program, 9))  # is no part of what is saved
+    for folder in (".", "/", ".."):
+        with pytest.raises(InputError, match="cannot be written"):
+            es.save(folder)
     es.save(tmp_path / "es.safetensors")
     for more in ({}, {"net": recurrent(), "chunk": 4}):
         again = Trainer.load(tmp_path / "es.safetensors", **more)

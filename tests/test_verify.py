@@ -183,12 +183,16 @@ def test_a_changed_replay_log_is_named(call: Command, run: Path):
     with open(run / REPLAY, "rb") as file:
         header = replay_log.header_of(file, run)
         told = list(replay_log.records(file, header))
+    sound = (run / REPLAY).read_bytes()
     flip(run / REPLAY, header.size + 6 * header.record + 9)
     assert "error: update 7 differs" in said_no(call, run)
     other = told[6]._replace(signs=-told[6].signs)
     data = [header.recorded(*(other if i == 6 else record)) for i, record in enumerate(told)]
     (run / REPLAY).write_bytes(header.data() + b"".join(data))
     assert "error: update 7 differs: replay.bin has other signs" in said_no(call, run)
+    (run / REPLAY).write_bytes(sound + b"more")
+    said = said_yes(call, run, "--updates", "0:1")
+    assert f"all {STEPS} updates are those of the chain; 4 bytes behind them are not of it" in said
     (run / REPLAY).unlink()
     assert "replay log: not compared" in said_yes(call, run, "--updates", "0:1")
 
@@ -287,7 +291,7 @@ def test_a_chain_that_does_not_reach_the_checkpoint_ends_there(call: Command, ru
     assert "update 1 differs: updates from here on cannot be verified" in ended.err
     (run / CHAIN).unlink()
     ended = call("--resume", run, "--steps", STEPS + 4)
-    assert "the run began without a chain: updates from here on cannot be" in ended.err
+    assert f"there is no '{run / CHAIN}': updates from here on cannot be" in ended.err
     assert not (run / CHAIN).exists()
     assert "has no chain.bin" in said_no(call, run)
     assert "absent' is no folder: give that of a run" in said_no(call, run / "absent")

@@ -270,9 +270,10 @@ class CacheWriter:
         ):
             file.truncate(size)
             file.seek(size)
-            written = time.monotonic()
+            written, empty = time.monotonic(), 0
             for texts, state in table.texts(split, note["state"]):
                 block = _block(texts)
+                empty += sum(not text for text in texts)
                 file.write(block)
                 size += len(block)
                 show(size)
@@ -282,6 +283,9 @@ class CacheWriter:
                     written = time.monotonic()
             progress[split] = {"bytes": size, "state": None, "done": True}
             self._write_progress(file, progress)
+        if empty:
+            left = f"{empty:,} rows of the {split} split have no text"
+            print(f"{self.source.name}: {left}", file=sys.stderr)
 
     def _write_progress(self, file: IO[bytes], progress: dict[str, Any]) -> None:
         """Notes how far the streams have come, once the file is on the disk."""
@@ -295,6 +299,11 @@ class CacheWriter:
             if not facts["documents"]:
                 shutil.rmtree(self.partial, ignore_errors=True)
                 raise InputError(f"data {self.source.name!r} has no text in its {split} split.")
+
+
+def _of_words(batch: Mapping[str, Sequence[Any]]) -> list[str]:
+    """The columns of some rows that hold any text."""
+    return [k for k, values in batch.items() if any(isinstance(v, str) for v in values)]
 
 
 def _block(texts: Any) -> bytes:
@@ -341,7 +350,7 @@ def _hold_out(partial: Path, source: HubSource, share: float) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         raise InputError(
             f"data {source.name!r} has {min(len(spans), 1)} distinct documents: two are needed, "
-            "one of them for validation."
+            "one of them for validation; give more rows."
         )
     with open(path, "wb") as train, open(partial / "valid.bin", "wb") as valid:
         for (a, b), is_held in zip(spans, mask.tolist(), strict=True):
@@ -391,9 +400,15 @@ class Table:
             return
         import datasets  # type: ignore[import-untyped, unused-ignore]
 
-        if source.builder:
-            files = {"train": glob.escape(source.path)}
-            self._dataset = datasets.load_dataset(source.builder, data_files=files, streaming=True)
+        if source.builder == "csv":
+            rows = self._load_file(datasets)["train"].iter(batch_size=BATCH)
+            head: dict[str, Any] = next(rows, {})
+            self._choose_column(head, _of_words(head))
+            # Every value as it stands, also "NA" and 007.
+            kinds = datasets.Features({self.column: datasets.Value("string")})
+            self._dataset = self._load_file(datasets, features=kinds, keep_default_na=False)
+        elif source.builder:
+            self._dataset = self._load_file(datasets)
         else:
             self._dataset = self._load_hub(datasets)
         names = list(self._dataset)
@@ -404,6 +419,10 @@ class Table:
             )
         if held_out := next((name for name in HELD_OUT_NAMES if name in names), None):
             self.splits["valid"] = held_out
+
+    def _load_file(self, datasets: Any, **options: Any) -> Any:
+        source, files = self.source, {"train": glob.escape(self.source.path)}
+        return datasets.load_dataset(source.builder, data_files=files, streaming=True, **options)
 
     def _load_hub(self, datasets: Any) -> Any:
         """A data set of the hub, or a folder of its shape."""
@@ -460,9 +479,7 @@ class Table:
     def _column(self, batch: Mapping[str, Sequence[Any]]) -> Sequence[Any]:
         """The column of the text in some rows, which must hold texts."""
         if not self._texts:
-            self._texts = [
-                k for k, values in batch.items() if any(isinstance(v, str) for v in values)
-            ]
+            self._texts = _of_words(batch)
         self._choose_column(batch, self._texts)
         self._check_texts(batch[self.column])
         return batch[self.column]
@@ -475,7 +492,8 @@ class Table:
                 example = f"{name}::{texts[0]}" if name.startswith(PREFIX) else f"{name}:COLUMN"
                 raise InputError(
                     f"data {name!r} has {len(texts) or 'no'} columns of text"
-                    + (f" ({', '.join(texts)[:200]}): name one, as in {example}." if texts else ".")
+                    + (f" ({', '.join(texts)[:200]})" if texts else "")
+                    + f": name one, as in {example}."
                 )
             self.column = "text" if "text" in texts else texts[0]
         if self.column not in columns:
@@ -502,7 +520,10 @@ class Table:
         message = " ".join(str(error).split())[:160] or type(error).__name__
         if source.builder:
             cause = reason(error) if isinstance(error, OSError) else message
-            return InputError(f"data {source.name!r} cannot be read as {source.builder} ({cause}).")
+            return InputError(
+                f"data {source.name!r} cannot be read as {source.builder} ({cause}): "
+                f"give a file of rows in UTF-8, or one of plain text, whose name ends in .txt."
+            )
         kind = type(error).__name__
         if kind in ("RepositoryNotFoundError", "DatasetNotFoundError", "HFValidationError"):
             return InputError(

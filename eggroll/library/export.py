@@ -6,6 +6,7 @@ FORMATS has the kinds of files by their ending; docs/export.md describes them.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +67,11 @@ def export(program: Program, weights: Mapping[str, Any], path: Any) -> Path:
             f"{str(path)!r} ends in {to.suffix!r}: endings are {', '.join(FORMATS)}, which name "
             "the format."
         )
-    if to.name == "numpy.py":
-        raise InputError(f"{str(path)!r} would be imported in NumPy's place: give another name.")
+    if to.suffix == ".py" and to.stem in {*sys.stdlib_module_names, "numpy"}:
+        whose = "NumPy's" if to.stem == "numpy" else "Python's own"
+        raise InputError(f"{str(path)!r} would be imported in {whose} place: give another name.")
+    if program.scored and any(output.name == "logits" for output in program.outputs):
+        raise InputError("an output is named 'logits', as the score's are: give it another name.")
     leaves = {leaf.name: np.asarray(weights[leaf.name]) for leaf in program.leaves}
     net = Network(program, leaves, identifier(to.stem))
     for _, op in net.operations():

@@ -6,6 +6,7 @@ int8 products over contiguous memory, which compilers turn into vector instructi
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -80,13 +81,7 @@ def header(net: Network) -> bytes:
     """The network as a header of C99."""
     n, N = net.name, net.name.upper()
     leaves = identifiers([leaf.name for leaf in net.program.leaves])
-    text = [
-        f"/* Network {n}, exported by eggroll: C99, equal to the engine in every bit.\n"
-        f"   {n}_step runs one row. It needs no heap, no floats and no library. */\n"
-        f"#ifndef {N}_H\n#define {N}_H\n",
-        HELPERS.format(n=n, N=N),
-        *_sizes(net, N),
-    ]
+    text = [HELPERS.format(n=n, N=N), *_sizes(net, N)]
     for leaf, values in net.leaves().items():
         text.append(_constant(f"{n}_leaf_{leaves[leaf]}", values))
     for name, table in net.tables().items():  # by the value plus 127
@@ -99,8 +94,14 @@ def header(net: Network) -> bytes:
     )
     if lists:
         text += _function(N, f"{n}_step", _parameters(net, "features"), _whole_step(net, lists))
-    text.append(f"\n#endif  /* {N}_H */\n")
-    return "".join(text).encode()
+    # Two networks of one name are an error of the compiler: each has a guard of its own.
+    body = "".join(text)
+    guard = f"{N}_{hashlib.sha256(body.encode()).hexdigest()[:12].upper()}_H"
+    return (
+        f"/* Network {n}, exported by eggroll: C99, equal to the engine in every bit.\n"
+        f"   {n}_step runs one row. It needs no heap, no floats and no library. */\n"
+        f"#ifndef {guard}\n#define {guard}\n{body}\n#endif  /* {guard} */\n"
+    ).encode()
 
 
 def _function(N: str, name: str, parameters: Sequence[str], body: Iterable[str]) -> Iterator[str]:

@@ -78,7 +78,7 @@ def _body(net: Network, leaves: Mapping[str, str]) -> Iterator[str]:
             yield "state[np.asarray(tokens) == 0] = 0"
         else:
             yield "if begins is not None:"
-            yield "    state[np.asarray(begins)] = 0"
+            yield "    state[np.asarray(begins, bool)] = 0"
     at: Stage | None = None
     for stage, op in net.operations():
         if stage is not at and stage.state >= 0:

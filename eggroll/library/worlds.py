@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll import _extension
-from eggroll.errors import InputError, is_whole
+from eggroll.errors import InputError, is_whole, shown
 from eggroll.evolution.estimators import CREDIT, Rollout
 from eggroll.evolution.population import Population, WorldCall
 from eggroll.evolution.step import Learner
@@ -88,14 +88,13 @@ def _address(shared: Any) -> int:
         if not shared.flags.c_contiguous:
             raise InputError("shared is no contiguous array: give np.ascontiguousarray(shared).")
         return shared.ctypes.data
-    if isinstance(shared, int) and not isinstance(shared, bool) and shared >= 0:
-        return shared
+    if is_whole(shared) and 0 <= shared < 1 << 64:
+        return int(shared)
     try:
         return ctypes.addressof(shared)
     except TypeError:
         raise InputError(
-            f"shared is of type {type(shared).__name__}: an array, a ctypes object or an address "
-            "is needed."
+            f"shared is {shown(shared)}: an array, a ctypes object or an address is needed."
         ) from None
 
 

@@ -308,6 +308,8 @@ def named(prefix: str, name: Any) -> str:
     """A name after its stage's prefix; a ProgramError for what is no text."""
     if not isinstance(name, str):
         raise ProgramError(f"The name {shown(name)} is of type {type(name).__name__}: give a str.")
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ProgramError(f"The name {shown(name)} is no text that a file can hold: give another.")
     return prefix + name
 
 

@@ -238,7 +238,7 @@ def _cut_back(path: Path, facts: Facts, step: int) -> tuple[bytes, str]:
                     flush_to_disk(file.fileno())
                     return last, ""
     except FileNotFoundError:
-        return last, "the run began without a chain"
+        return last, f"there is no {str(path)!r}"
     except ChainError as error:
         return last, f"in {str(path)!r} {str(error).split(':')[0]}"
     except OSError as error:

@@ -222,7 +222,7 @@ def _cut_back(path: Path, header: Header, step: int, changeable: Collection[str]
             file.truncate(size)
             flush_to_disk(file.fileno())
     except FileNotFoundError:
-        return Kept(header, 0, "the run began without a replay log")
+        return Kept(header, 0, f"there is no {str(path)!r}")
     except InputError:
         return Kept(header, 0, f"{str(path)!r} is damaged")
     except OSError as error:

@@ -187,10 +187,13 @@ def compare_signs(folder: Path, links: list[Link]) -> str:
         return "replay log: none, as this estimator's votes do not follow from signs of pairs"
     try:
         with open_regular(path) as file:
-            for record, link in zip(records(file, header_of(file, path)), links, strict=False):
-                count = record.step
+            header = header_of(file, path)
+            end = header.size
+            for record, link in zip(records(file, header), links, strict=False):
+                count, end = record.step, end + len(header.recorded(*record))
                 if digest_signs(mx.array(record.signs)) != link.signs:
                     raise ChainError(f"update {count} differs: {path.name} has other signs.")
+            more = path.stat().st_size - end  # as of an update that a kill came upon
     except FileNotFoundError:
         return f"replay log: not compared, as there is no {str(path)!r}"
     except InputError as error:
@@ -202,7 +205,8 @@ def compare_signs(folder: Path, links: list[Link]) -> str:
             f"update {count + 1} differs: its record in {path.name} is missing or damaged; restore "
             "it from a copy."
         )
-    return f"replay log: the signs of all {count} updates are those of the chain"
+    said = f"replay log: the signs of all {count} updates are those of the chain"
+    return f"{said}; {more:,} bytes behind them are not of it" if more else said
 
 
 def compare_checkpoint(folder: Path, chain: StoredChain) -> tuple[Checkpoint | None, str]:

@@ -161,7 +161,7 @@ REASONS: dict[tuple[str, str], str] = {
     ): "reads further ahead than it need",
     (
         "eggroll.training.replay_log",
-        'return Kept(header, 0, "the run began without a replay log")',
+        'return Kept(header, 0, f"there is no {str(path)!r}")',
     ): LACKING,
     (
         "eggroll.training.replay_log",
