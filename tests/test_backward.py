@@ -97,6 +97,24 @@ def test_votes_of_more_than_16_bits_equal_the_oracle(name: str, times: int):
     assert np.abs(np.array(found.votes["rows"])).max(initial=0) > 2 * 32767
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cols", [1, 15, 16, 31, 32, 33, 63, 64, 65, 95, 96, 127, 128, 129, 191])
+def test_rows_of_every_width_equal_the_oracle(isa: str, cols: int, monkeypatch: Any):
+    """Of lists of every length, with sums beyond the clip."""
+    monkeypatch.setenv("EGGROLL_ISA", isa)
+    net, random = Program(5, 7), np.random.default_rng(cols)
+    net.stage()
+    sums = net.features("rows", 200, cols, active=9, lists=2, shift=cols % 3)
+    net.score(sums, "head")
+    case = case_of(net, random, P=34, T=3, extreme=True)
+    for row in case.features.reshape(-1, 9):
+        count = random.integers(0, 10)
+        row[:count], row[count:] = np.sort(random.choice(200, count, replace=False)), -1
+    carried = carried_of(case, "feedback", scale=3, extreme=True)
+    found = carried.run(engine_of("cpu", net))
+    assert carried.differing(found) == set()
+
+
 def clipped_share(carried: Carried) -> float:
     """The share of results of operations that are at the clip."""
     case, at = carried.case, []

@@ -25,7 +25,7 @@ from eggroll.spec.rng import WHOLE, draws, native_module
 from eggroll.training.learner import fitting_chunk
 
 LANES = 32  # members of a block of the cpu engine
-LENGTHS = 32, 16, 8, 4, 2  # rows of a member, where rows may be dealt to members at will
+LENGTHS = 16, 8, 4, 2  # rows of a member, where rows may be dealt to members at will
 PAGE = 4096  # bytes of a member's features at most: with more a block's members lie far apart
 
 Errors = ArrayLike | Mapping[str, ArrayLike]  # of the one output, or by name

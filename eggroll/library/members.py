@@ -186,16 +186,14 @@ class RowReader:
         taken: list[tuple[str, NDArray[Any], int]],
     ) -> NDArray[Any] | None:
         """One array that the program asks for: [R, T, size] or [R, size], without it for tokens."""
+        if given is None and not size:
+            return None
         tail = int(name != "tokens")
         shape = "[R, T" + f", {size}" * tail + "]"
-        if (given is not None) != bool(size):
-            raise InputError(
-                f"{name} are needed by this network: give an array {shape}."
-                if size
-                else f"{name} were given to a network that reads none: leave them out."
-            )
         if given is None:
-            return None
+            raise InputError(f"{name} are needed by this network: give an array {shape}.")
+        if not size:
+            raise InputError(f"{name} were given to a network that reads none: leave them out.")
         array = array_of(name, given)
         if dtype == np.int8 and array.dtype != np.int8:
             hint = "eggroll.quantise makes them of real numbers"

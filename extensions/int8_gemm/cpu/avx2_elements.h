@@ -30,13 +30,19 @@ struct Avx2Elements : SparseRows<Base, V256> {
 
   static bool ascend(ActiveRows rows) {
     const int n = rows.count - 1;
-    __m256i fails = _mm256_setzero_si256();
-    for (int i = 0; i < n; i += 8) {
-      const __m256i next = some(rows.row + 1, i, n),
-                    more = _mm256_cmpgt_epi32(next, some(rows.row, i, n));
-      fails = _mm256_or_si256(fails, _mm256_andnot_si256(more, first(n - i)));
+    auto above = [&](int i) {
+      const __m256i* at = reinterpret_cast<const __m256i*>(rows.row + i);
+      const __m256i* next = reinterpret_cast<const __m256i*>(rows.row + i + 1);
+      return _mm256_cmpgt_epi32(_mm256_loadu_si256(next), _mm256_loadu_si256(at));
+    };
+    if (n >= 8) {  // the last eight once more where some of them were seen
+      __m256i rises = above(n - 8);
+      for (int i = 0; i + 8 <= n; i += 8) rises = _mm256_and_si256(rises, above(i));
+      return _mm256_movemask_epi8(rises) == -1;
     }
-    return _mm256_testz_si256(fails, fails);
+    const __m256i next = some(rows.row + 1, 0, n),
+                  rises = _mm256_cmpgt_epi32(next, some(rows.row, 0, n));
+    return _mm256_testc_si256(rises, first(n));
   }
 
   static bool within(ActiveRows rows, int32_t most) {

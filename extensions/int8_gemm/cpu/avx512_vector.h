@@ -134,6 +134,9 @@ struct V512 {
   V512 adds16(V512 b) const { return {_mm512_adds_epi16(v, b.v)}; }
   V512 low16(V512 b) const { return {_mm512_unpacklo_epi16(v, b.v)}; }
   V512 high16(V512 b) const { return {_mm512_unpackhi_epi16(v, b.v)}; }
+  V512 low8(V512 b) const { return {_mm512_unpacklo_epi8(v, b.v)}; }
+  V512 high8(V512 b) const { return {_mm512_unpackhi_epi8(v, b.v)}; }
+  V512 pairs8() const { return {_mm512_maddubs_epi16(_mm512_set1_epi8(1), v)}; }  // their sums
   V512 mul16(V512 b) const { return {_mm512_mullo_epi16(v, b.v)}; }
   V512 mulhi16(V512 b) const { return {_mm512_mulhi_epi16(v, b.v)}; }
   V512 either(V512 b) const { return {_mm512_or_si512(v, b.v)}; }

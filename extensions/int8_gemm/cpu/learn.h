@@ -28,25 +28,28 @@ struct Learner : LearnCredit {
 
   // The errors of all rows, from their targets.
   void rate(const Rating& by) const {
-    for (int m = 0; m < kLanes; ++m)
-      for (int t = 0; member(m) < job.members && t < T(); ++t) rate(by, member(m) * T() + t);
-  }
-
-  void rate(const Rating& by, int64_t row) const {
     const Plan& plan = job.plan;
-    const int32_t* target = by.targets + row * by.targets_size;
-    int8_t* errors = by.errors + row * learn.errors_size;
+    int target = 0, error = 0;
     for (int o = 0; o < plan.output_count; ++o) {
-      const Loss loss = by.losses[o];
       const auto [n, wide] = plan.outputs[o];
+      const uint32_t word = static_cast<uint32_t>(plan.leaf_count + o) * kNextLeaf;
       int32_t* u = reinterpret_cast<int32_t*>(scratch);
-      values(o, row, by.divisors[o], u);
-      const uint32_t word =
-          learn.words[row] + static_cast<uint32_t>(plan.leaf_count + o) * kNextLeaf;
-      const RatedRow rated{plan.exact_mantissa, n, wide, u, scratch + n, target, word, errors,
-                           by.sigmoids};
-      by.lost[row * plan.output_count + o] = rated.rate(loss);
-      target += loss == Loss::none ? 0 : loss == Loss::softmax ? 1 : n, errors += n;
+      RatedRow row{plan.exact_mantissa, n, wide, u, scratch + n, nullptr, 0, nullptr, by.sigmoids};
+      for (int m = 0; m < kLanes; ++m) {
+        if (member(m) >= job.members) continue;
+        const int64_t first = member(m) * T();
+        const uint32_t* words = learn.words + first;
+        uint64_t* lost = by.lost + first * plan.output_count + o;
+        row.target = by.targets + first * by.targets_size + target;
+        row.errors = by.errors + first * learn.errors_size + error;
+        for (int t = 0; t < T(); ++t) {
+          values(o, first + t, by.divisors[o], u);
+          row.word = words[t] + word;
+          lost[int64_t{t} * plan.output_count] = row.rate(by.losses[o]);
+          row.target += by.targets_size, row.errors += learn.errors_size;
+        }
+      }
+      target += by.losses[o] == Loss::none ? 0 : by.losses[o] == Loss::softmax ? 1 : n, error += n;
     }
   }
 

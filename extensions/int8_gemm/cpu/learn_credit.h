@@ -142,13 +142,16 @@ struct LearnCredit : LearnTape {
   void pass_features(const Op& op, const ResultCredit& c, int j, int n, int words, int t) {
     round_to_bytes(op, c, words, small);
     int8_t* to[kLanes];
-    for (int m = 0; m < kLanes; ++m) to[m] = list_credit(j, m, t);
+    list_credit(j, t, to);
     scatter(reinterpret_cast<const uint32_t*>(small), n, to);
   }
 
-  // Null in lanes without a member.
-  int8_t* list_credit(int j, int m, int t) const {
-    return member(m) < job.members ? lists.at(number, j, member(m) * T() + t) : nullptr;
+  // Where it goes; null in lanes without a member.
+  void list_credit(int j, int t, int8_t** to) const {
+    int8_t* first = lists.at(number, j, first_member * T() + t);
+    const int64_t step = lists.size_of(stage->ops[j]) * T();
+    for (int m = 0; m < kLanes; ++m)
+      to[m] = member(m) < job.members ? first + (member(m) - first_member) * step : nullptr;
   }
 
   // The votes of four values of a vector: the sums of their credit, times a factor if there is one.
@@ -178,15 +181,18 @@ struct LearnCredit : LearnTape {
     int64_t at = 0;
     for (int i = 0; i < op.place; ++i) at += job.plan.outputs[i].size;
     int8_t* to = sums ? credit_of(j, t) : small;
-    __builtin_memset(to, 0, static_cast<size_t>(words) * kRow);
-    int64_t size = 0;
+    const int8_t *of_lane[kLanes], *none = reinterpret_cast<const int8_t*>(scratch);
+    __builtin_memset(scratch, 0, static_cast<size_t>(n));
     for (int m = 0; m < kLanes; ++m) {
-      if (member(m) >= job.members) continue;
-      const int8_t* e = learn.errors + (member(m) * T() + t) * learn.errors_size + at;
-      for (int k = 0; k < n; ++k) {
-        to[k / 4 * kRow + 4 * m + k % 4] = e[k];
-        size += e[k] < 0 ? -e[k] : e[k];
-      }
+      const int64_t row = member(m) * T() + t;
+      of_lane[m] = member(m) < job.members ? learn.errors + row * learn.errors_size + at : none;
+    }
+    gather(of_lane, n, reinterpret_cast<uint32_t*>(to));
+    int64_t size = 0;
+    for (int w = 0; w < words; ++w) {
+      int32_t of_row = 0;
+      for (int i = w * kRow; i < (w + 1) * kRow; ++i) of_row += to[i] < 0 ? -to[i] : to[i];
+      size += of_row;
     }
     if (sums) {
       learn.sizes[op.leaf] += size;
@@ -205,9 +211,11 @@ struct LearnCredit : LearnTape {
     const Op& op = stage->ops[j];
     if (op.kind == OpKind::linear)
       __builtin_memset(credit_of(j, t), 0, credit_words(op) * sizeof(uint32_t));
-    for (int m = 0; LearnLists::listed(op) && m < kLanes; ++m)
-      if (int8_t* to = list_credit(j, m, t))
-        __builtin_memset(to, 0, static_cast<size_t>(stage->registers[op.out]));
+    if (!LearnLists::listed(op)) return;
+    int8_t* to[kLanes];
+    list_credit(j, t, to);
+    for (int m = 0; m < kLanes; ++m)
+      if (to[m]) __builtin_memset(to[m], 0, static_cast<size_t>(stage->registers[op.out]));
   }
 
   // Int8 credit of a matrix's outputs -> credit of its inputs, where it passes any on.
@@ -244,11 +252,14 @@ struct LearnCredit : LearnTape {
   void pass_sum(const Op& op, const ResultCredit& c, int n) {
     const bool voting = op.kind != OpKind::add, one = op.kind == OpKind::bias;
     const InputCredit a = give(op.in[0]), b = one ? a : give(op.in[1]);
+    // What is within the bounds is given as it is, where that is not added to.
+    const bool adds = a.adds || (!one && b.to == a.to);
     int64_t size = 0;
     for (int w = 0; w < words_of(n); ++w) {
-      alignas(64) int32_t of[kRow];
+      alignas(64) int32_t own[kRow];
+      int32_t* of = adds ? own : a.to + w * kRow;
       c.row(w, of);
-      a.row(w, [&](int i) { return of[i]; });
+      if (adds) a.row(w, [&](int i) { return of[i]; });
       if (!one) b.row(w, [&](int i) { return of[i]; });
       if (!voting) continue;
       size += round_row(op, of, w, small);
@@ -283,11 +294,8 @@ struct LearnCredit : LearnTape {
 
   void pass_relu(const Op& op, const ResultCredit& c, int words, const int8_t* x) {
     const InputCredit to = give(op.in[0]);
-    for (int w = 0; w < words; ++w, x += kRow) {
-      alignas(64) int32_t of[kRow];
-      c.row(w, of);
-      to.row(w, [&](int i) { return x[i] > 0 ? of[i] : 0; });
-    }
+    for (int w = 0; w < words; ++w)
+      LearnIsa::pass_positive(c.from + w * kRow, x + w * kRow, to.adds, to.to + w * kRow);
   }
 
   void pass_lookup(const Op& op, const ResultCredit& c, int words, const int8_t* x) {

@@ -27,11 +27,20 @@ struct ErrorLanes {
 };
 
 struct PortableLearn {
-  // A row of credit; where its result `y` is clipped it had no effect. y may be null.
-  static void take(const int32_t* __restrict from, const int8_t* __restrict y,
-                   int32_t* __restrict of) {
-    if (!y) return void(__builtin_memcpy(of, from, kRow * sizeof *of));
+  // A row of credit; where its result `y` is clipped it had no effect. y may be null, and `of` the
+  // row itself.
+  static void take(const int32_t* from, const int8_t* __restrict y, int32_t* of) {
+    if (!y) return void(__builtin_memmove(of, from, kRow * sizeof *of));
     for (int i = 0; i < kRow; ++i) of[i] = y[i] == 127 || y[i] == -127 ? 0 : from[i];
+  }
+
+  // A row = or += credit where x is positive. `to` may be the credit itself.
+  static void pass_positive(const int32_t* from, const int8_t* __restrict x, bool adds,
+                            int32_t* to) {
+    for (int i = 0; i < kRow; ++i) {
+      const int32_t v = x[i] > 0 ? from[i] : 0;
+      to[i] = adds ? bounded(to[i] + v) : v;
+    }
   }
 
   // A row rounded to int8 by chance, of which `places` plus `first` are the words; its size.

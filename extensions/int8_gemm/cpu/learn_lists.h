@@ -66,8 +66,7 @@ struct LearnLists {
         if (n > 0 && !(rises ? of[0] >= 0 && of[n - 1] < leaf.rows : Isa::within(found, leaf.rows)))
           ok = false, found.count = 0;
         *count++ = found.row == of ? found.count : -1;
-        Isa::sum_rows(weights, step, found, cols, sum);
-        Isa::clip_sums(sum, cols, down, to);
+        Isa::give_rows(weights, step, found, cols, down, sum, to);
         to += cols;
       });
     });
@@ -88,8 +87,7 @@ struct LearnLists {
         if (narrows) {
           if (++seen % kSome == 0 && near_limit(cols)) flush(op, votes), begin(op);
           Isa::add_to_rows(from, cols, found, narrow);
-          for (int k = 0; k < cols; ++k)
-            sizes[k] = static_cast<uint16_t>(sizes[k] + (from[k] < 0 ? -from[k] : from[k]));
+          add_sizes(from, cols, sizes);
         } else {
           Isa::add_to_rows(from, cols, found, votes);
         }
@@ -109,12 +107,12 @@ struct LearnLists {
   }
 
   static bool listed(const Op& op) { return op.kind == OpKind::features; }
+  int64_t size_of(const Op& op) const { return int64_t{op.lists} * cols_of(op); }
 
  private:
   int T() const { return job.tokens_per_member; }
   int cols_of(const Op& op) const { return job.plan.leaves[op.leaf].cols; }
   int rows_of(const Op& op) const { return job.plan.leaves[op.leaf].rows; }
-  int64_t size_of(const Op& op) const { return int64_t{op.lists} * cols_of(op); }
 
   bool few(const Op& op) const {
     return int64_t{rows_of(op)} * kListsOfRow <= most * T() * op.lists;
@@ -127,6 +125,11 @@ struct LearnLists {
   void begin(const Op& op) {
     __builtin_memset(narrow, 0, votes_of(op) * sizeof *narrow);
     __builtin_memset(sizes, 0, static_cast<size_t>(cols_of(op)) * sizeof *sizes);
+  }
+
+  static void add_sizes(const int8_t* __restrict from, int n, uint16_t* __restrict to) {
+    for (int k = 0; k < n; ++k)
+      to[k] = static_cast<uint16_t>(to[k] + (from[k] < 0 ? -from[k] : from[k]));
   }
 
   // Whether the next lists may be too much for 16 bits.

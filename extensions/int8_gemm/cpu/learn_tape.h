@@ -161,8 +161,9 @@ struct LearnTape : Block {
 
   // What the lists of a row give. A lane without a member has what the last one has.
   void gather_lists(const Op& op, int j, int t) {
-    const int8_t* of[kLanes];
-    for (int m = 0; m < kLanes; ++m) of[m] = lists.at(number, j, clamped(m) * T() + t);
+    const int8_t *of[kLanes], *first = lists.at(number, j, first_member * T() + t);
+    const int64_t step = lists.size_of(op) * T();
+    for (int m = 0; m < kLanes; ++m) of[m] = first + (clamped(m) - first_member) * step;
     gather(of, stage->registers[op.out], registers[op.out]);
     ready[op.out] = false;
   }

@@ -108,16 +108,20 @@ struct RatingWork {
 
   void check_targets(const Plan& plan, int64_t rows) const {
     constexpr int32_t kWidest = 1 << 24;
-    const int32_t* v = rating.targets;
+    const int64_t step = rating.targets_size;
+    const int32_t* at = rating.targets;
     bool ok = true;
-    for (int64_t row = 0; row < rows; ++row)
-      for (int o = 0; o < plan.output_count; ++o) {
-        const Loss loss = losses[static_cast<size_t>(o)];
-        const int32_t n = plan.outputs[o].size, count = loss == Loss::softmax ? 1 : n;
-        const int32_t most = loss == Loss::softmax ? n - 1 : loss == Loss::sigmoid ? 127 : kWidest;
-        const int32_t least = loss == Loss::squared ? -kWidest : -1;
-        for (int i = 0; loss != Loss::none && i < count; ++i, ++v) ok &= *v >= least && *v <= most;
-      }
+    for (int o = 0; o < plan.output_count; ++o) {
+      const Loss loss = losses[static_cast<size_t>(o)];
+      const int32_t n = plan.outputs[o].size;
+      const int32_t most = loss == Loss::softmax ? n - 1 : loss == Loss::sigmoid ? 127 : kWidest;
+      const int32_t least = loss == Loss::squared ? -kWidest : -1;
+      const int64_t count = loss == Loss::none ? 0 : loss == Loss::softmax ? 1 : n;
+      if (count == step) ok &= all_within(at, rows * count, least, most);  // of all rows at once
+      for (int64_t row = 0; count != step && row < rows; ++row)
+        ok &= all_within(at + row * step, count, least, most);
+      at += count;
+    }
     require(ok, "targets: a value is out of its loss's range");
   }
 };

@@ -181,6 +181,13 @@ struct PortableIsa : PortableCredit {
     for (int k = 0; k < n; ++k) to[k] = static_cast<int8_t>(clip(from[k] >> by));
   }
 
+  // to[n] = clip(the sum of those rows >> by); sum[n] is room for what is between.
+  static void give_rows(const int8_t* from, int64_t step, ActiveRows rows, int n, int by,
+                        int16_t* sum, int8_t* to) {
+    sum_rows(from, step, rows, n, sum);
+    clip_sums(sum, n, by, to);
+  }
+
   // z[row] += from, n bytes, of each of those rows.
   static void add_to_rows(const int8_t* from, int n, ActiveRows rows, int32_t* z) {
     int k = 0;

@@ -149,6 +149,15 @@ struct X86Learn : X86Rows {
       V::loadu(from + i).unless32(V::widenedu(y + i).abs32(), V::all32(127)).storeu(of + i);
   }
 
+  static void pass_positive(const int32_t* from, const int8_t* x, bool adds, int32_t* to) {
+    const V zero = V::all32(0);
+    for (int i = 0; i < kRow; i += V::kWidth) {
+      V v = V::loadu(from + i).unless32(V::widenedu(x + i).max32(zero), zero);
+      if (adds) v = v.add32(V::loadu(to + i)).bounded32(kBound);
+      v.storeu(to + i);
+    }
+  }
+
   // The upper half of `mixed` of a word, and something below.
   static V mixed_high(V v) {
     v = v.flipped(v.srl32(16)).mul32(V::all32(0x7FEB352D));

@@ -3,7 +3,7 @@
 
 template <typename Base, typename V>
 struct SparseRows : Base {
-  static constexpr int kHalves = 2 * V::kWidth;  // of a vector
+  static constexpr int kHalves = 2 * V::kWidth, kBytes = 4 * V::kWidth;  // of a vector
 
   static void sum_rows(const int8_t* from, int64_t step, ActiveRows rows, int n, int16_t* to) {
     int k = 0;
@@ -22,6 +22,37 @@ struct SparseRows : Base {
         total[j] = total[j].add16(V::widened16(from + row * step + j * kHalves));
     });
     for (int j = 0; j < count; ++j) total[j].storeu(to + j * kHalves);
+  }
+
+  static void give_rows(const int8_t* from, int64_t step, ActiveRows rows, int n, int by,
+                        int16_t* sum, int8_t* to) {
+    int k = 0;
+    for (; k + 2 * kBytes <= n; k += 2 * kBytes) give_some<2>(from + k, step, rows, by, to + k);
+    for (; k + kBytes <= n; k += kBytes) give_some<1>(from + k, step, rows, by, to + k);
+    if (k == n) return;
+    sum_rows(from + k, step, rows, n - k, sum);
+    clip_sums(sum, n - k, by, to + k);
+  }
+
+  // Of whole vectors of bytes: those of two rows become neighbours, whose sums fit 16 bits.
+  template <int count>
+  static void give_some(const int8_t* from, int64_t step, ActiveRows rows, int by, int8_t* to) {
+    V low[count], high[count];
+    for (int j = 0; j < count; ++j) low[j] = high[j] = V::all32(0);
+    auto row = [&](int i, int j) { return V::loadu(from + rows.row[i] * step + j * kBytes); };
+    auto add = [&](int j, V a, V b) {
+      low[j] = low[j].add16(a.low8(b).pairs8()), high[j] = high[j].add16(a.high8(b).pairs8());
+    };
+    int i = 0;
+    for (; i + 4 <= rows.count; i += 4)  // as `each_row` has them
+      for (int j = 0; j < count; ++j)
+        add(j, row(i, j), row(i + 1, j)), add(j, row(i + 2, j), row(i + 3, j));
+    for (; i < rows.count; ++i)
+      for (int j = 0; j < count; ++j) add(j, row(i, j), V::all32(0));
+    for (int j = 0; j < count; ++j) {
+      const V bytes = low[j].sra16(by).packs16(high[j].sra16(by));
+      bytes.max8(V::all8(-127)).storeu(to + j * kBytes);
+    }
   }
 
   static void clip_sums(const int16_t* from, int n, int by, int8_t* to) {

@@ -111,6 +111,9 @@ struct V256 {
   V256 adds16(V256 b) const { return {_mm256_adds_epi16(v, b.v)}; }
   V256 low16(V256 b) const { return {_mm256_unpacklo_epi16(v, b.v)}; }
   V256 high16(V256 b) const { return {_mm256_unpackhi_epi16(v, b.v)}; }
+  V256 low8(V256 b) const { return {_mm256_unpacklo_epi8(v, b.v)}; }
+  V256 high8(V256 b) const { return {_mm256_unpackhi_epi8(v, b.v)}; }
+  V256 pairs8() const { return {_mm256_maddubs_epi16(_mm256_set1_epi8(1), v)}; }  // their sums
   V256 mul16(V256 b) const { return {_mm256_mullo_epi16(v, b.v)}; }
   V256 mulhi16(V256 b) const { return {_mm256_mulhi_epi16(v, b.v)}; }
   V256 either(V256 b) const { return {_mm256_or_si256(v, b.v)}; }
