@@ -20,13 +20,15 @@ from experiments.nnue.native import NativeTrainer
 from experiments.nnue.positions import Positions
 from experiments.nnue.shape import Shape
 
-Case = Callable[[int], float]  # round -> CPU seconds of an update
+Case = Callable[[int], float]  # number of a batch -> CPU seconds of an update
 RATE = 0.001
 # ratio -> (which case, by which other, the least that is asked)
 GATES = {
     "native / PyTorch COO": ("native-coalesced", "torch-coo", 3.0),
     "native / EmbeddingBag": ("native-coalesced", "torch-bag", 2.0),
+    "feedback / native": ("feedback", "native", 1.0),
 }
+TURN = 5  # updates
 
 
 def timed(update: Callable[[Any], object], train: Positions) -> Case:
@@ -61,14 +63,18 @@ def training_cases(features: str, width: int, train: Positions) -> dict[str, Cas
 
 
 def measure(cases: dict[str, Case], rounds: int) -> dict[str, list[float]]:
-    """Seconds of an update in every round; the first round warms up."""
+    """Seconds of an update in every round, the mean of a turn; the first round warms up.
+
+    A turn has TURN updates of one way, as training has no others; the first is not timed, which
+    finds the caches as another way left them.
+    """
     found: dict[str, list[float]] = {name: [] for name in cases}
     order = list(cases)
     for i in range(rounds + 1):
         for name in order:
-            seconds = cases[name](i)
+            seconds = [cases[name](TURN * i + j) for j in range(TURN)]
             if i:
-                found[name].append(seconds)
+                found[name].append(statistics.fmean(seconds[1:]))
         order.append(order.pop(0))
     return found
 
