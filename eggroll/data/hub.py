@@ -403,10 +403,12 @@ class Table:
         if source.builder == "csv":
             rows = self._load_file(datasets)["train"].iter(batch_size=BATCH)
             head: dict[str, Any] = next(rows, {})
-            self._choose_column(head, _of_words(head))
-            # Every value as it stands, also "NA" and 007.
-            kinds = datasets.Features({self.column: datasets.Value("string")})
-            self._dataset = self._load_file(datasets, features=kinds, keep_default_na=False)
+            options: dict[str, Any] = {}
+            if head:  # every value as it stands, also "NA" and 007
+                self._choose_column(head, _of_words(head))
+                kinds = datasets.Features({self.column: datasets.Value("string")})
+                options = {"features": kinds, "keep_default_na": False}
+            self._dataset = self._load_file(datasets, **options)
         elif source.builder:
             self._dataset = self._load_file(datasets)
         else:

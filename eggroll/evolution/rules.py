@@ -726,12 +726,9 @@ class AdamRule(FineCopyRule):
     def used(self, step: int, decided: int | None) -> tuple[int | None, float | None]:
         return None, self.factor(step) / (1 << FINE_BITS)
 
-    def shrunk(self, step: int) -> int:
-        """The share by which those that shrink do, in 2^-24."""
-        return round(FORGET / (step + AGE) * self.share(step) * (1 << 24))
-
     def shrinking(self, name: str, step: int) -> int:
-        return self.shrunk(step) if name in self.shrinks else 0
+        taken = FORGET / (step + AGE) * self.share(step) if name in self.shrinks else 0.0
+        return round(taken * (1 << 24))
 
     def changes(
         self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int
@@ -752,10 +749,9 @@ class AdamRule(FineCopyRule):
         self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
     ) -> MovedWeights:
         """By the engine or the extension, else as every rule of fine copies."""
-        taken = {True: (self.shrunk(step),), False: (0,)}
         return self.of_leaves(
             "adam", (self.factor(step),), weights, memory, votes, _all_names,
-            lambda name: taken[name in self.shrinks],
+            lambda name: (self.shrinking(name, step),),
         ) or super().__call__(weights, memory, votes, step, decided)  # fmt: skip
 
 

@@ -219,7 +219,8 @@ def reward_of(name: str) -> Callable[..., Any]:
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look
-    sys.path.append(str(Path(path).resolve().parent))  # what lies beside it can be imported
+    if (beside := str(Path(path).resolve().parent)) not in sys.path:
+        sys.path.append(beside)  # what lies beside it can be imported
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

@@ -260,7 +260,7 @@ def score(reward: Callable[..., Any], prompt: str, answer: str, row: Row, second
         RewardError: it raised, hung, or gave what is no finite number; names prompt and answer.
     """
     # A reward may change the row that it is given.
-    arguments = (prompt, answer, copy.deepcopy(row))[: arity(reward)]
+    arguments = (prompt, answer, *([copy.deepcopy(row)] if arity(reward) == 3 else []))
     where = f"for prompt {shown(prompt, 80)} and answer {shown(answer, 80)}"
     try:
         with time_limit(seconds):
