@@ -202,6 +202,11 @@ def prompt_of(row: Row, chat: bool) -> Any:
     return [{"role": "user", "content": row["prompt"]}] if chat else row["prompt"]
 
 
+def chats(options: FinetuneOptions, tokenizer: Any) -> bool:
+    """True if prompts are put into the chat template of the model."""
+    return options.chat and bool(getattr(tokenizer, "has_chat_template", False))
+
+
 def reward_of(name: str) -> Callable[..., Any]:
     """The function that --reward names.
 
@@ -246,8 +251,7 @@ class Finetune:
         reward: Callable[..., Any],
     ) -> None:
         self.options, self.trainer, self.task, self.reward = options, trainer, task, reward
-        template = getattr(trainer.tokenizer, "has_chat_template", False)
-        self.chat = options.chat and bool(template)
+        self.chat = chats(options, trainer.tokenizer)
         stop = (options.stop,) if options.stop else ()
         self.writing: dict[str, Any] = {"tokens": options.tokens, "stop": stop}
 
@@ -431,10 +435,10 @@ def begin(options: FinetuneOptions, ranks: Ranks, task: Task) -> ModelTrainer:
 
 def check_prompts(es: ModelTrainer, options: FinetuneOptions, task: Task) -> None:
     """Raises InputError where the model cannot be given the prompt of a row."""
-    template = options.chat and getattr(es.tokenizer, "has_chat_template", False)
+    chat = chats(options, es.tokenizer)
     for row in (*task.train, *task.held_out):
         try:
-            es.encoded([prompt_of(row, template)])
+            es.encoded([prompt_of(row, chat)])
         except Exception as error:  # of a tokenizer or a chat's template
             raise InputError(
                 f"the prompt of the row {shown(dict(row))} in {options.data!r} cannot be given to "

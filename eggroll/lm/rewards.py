@@ -219,7 +219,8 @@ def weighted(*parts: tuple[float, Reward]) -> Reward:
     """The sum of rewards times their weights."""
     if not parts:
         raise InputError("weighted was given no reward: give pairs of weight and reward.")
-    return lambda *given: sum(w * part(*given[: arity(part)]) for w, part in parts)
+    counted = [(weight, part, arity(part)) for weight, part in parts]
+    return lambda *given: sum(weight * part(*given[:count]) for weight, part, count in counted)
 
 
 def _field(row: Row, name: str) -> Any:

@@ -127,6 +127,7 @@ struct LearnLists {
     __builtin_memset(sizes, 0, static_cast<size_t>(cols_of(op)) * sizeof *sizes);
   }
 
+  // Apart from `take`, where the compiler would have to ask whether these overlap.
   static void add_sizes(const int8_t* __restrict from, int n, uint16_t* __restrict to) {
     for (int k = 0; k < n; ++k)
       to[k] = static_cast<uint16_t>(to[k] + (from[k] < 0 ? -from[k] : from[k]));
