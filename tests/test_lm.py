@@ -322,6 +322,7 @@ def test_unknown_layers_stay_as_they_are() -> None:
         (4, {"learn": "everything"}, "biases or dense"),
         (4, {"pop": 7}, "pop is 7: an even number"),
         (4, {"sigma": 0.0}, "sigma is 0.0"),
+        (4, {"sigma": 1e-300}, "sigma is 1e-300: a number from 1e-06 to 16"),
         (4, {"fitness": "best"}, "one of sign, ranks"),
         (4, {"nonsense": 1}, "no option of lm.Trainer"),
         (4, {"pop": "many"}, "int is needed"),
@@ -331,6 +332,30 @@ def test_unknown_layers_stay_as_they_are() -> None:
 def test_bad_options_are_sentences(bits: int, options: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         Trainer((tiny("llama", bits), Letters()), **(SMALL | options))
+
+
+def test_float16_holds_the_last_bit_or_is_refused() -> None:
+    model = tiny()
+    model.update(tree_map(lambda a: a.astype(mx.float16), model.parameters()))
+    es = Trainer((model, Letters()), **SMALL | {"sigma": 1e-4})
+    assert min(leaf.exponent for leaf in es.learner.leaves) >= -24
+    with pytest.raises(InputError, match=r"float16 holds 2\^-24 at least: give .*e-05 or more"):
+        Trainer((model, Letters()), **SMALL | {"sigma": 1e-6})
+
+
+def test_weights_that_are_no_numbers_are_named() -> None:
+    model = tiny()
+    model.model.norm.weight[3] = float("nan")
+    with pytest.raises(InputError, match=r"'model.norm.weight' of the model holds NaN"):
+        Trainer((model, Letters()), **SMALL)
+
+
+def test_temperatures_near_0_come_near_to_the_likeliest() -> None:
+    es = trainer("llama", 32, "adapter:4")
+    greedy = es.generate(PROMPTS, tokens=12)
+    for temperature in (1e-300, 1e-40, 1e-6):
+        assert es.generate(PROMPTS, tokens=12, temperature=temperature) == greedy
+    assert es.generate(PROMPTS, tokens=12, temperature=2.0) != greedy
 
 
 def test_a_model_with_an_adapter_is_refused() -> None:

@@ -189,6 +189,12 @@ def test_what_cannot_go_on_is_named(tmp_path: Path) -> None:
             Trainer.load(tmp_path / "run", (tiny(), Letters()))
     with pytest.raises(InputError, match="another model"):
         Trainer.load(tmp_path / "run", (tiny("llama", seed=1), Letters()))
+    for name in ("model.embed_tokens", "model.layers.0.mlp.up_proj", "model.norm"):
+        model = tiny()
+        module = dict(model.named_modules())[name]
+        module.weight[1] += 2.0**-10
+        with pytest.raises(InputError, match="another model"):
+            Trainer.load(tmp_path / "run", (model, Letters()))
     with pytest.raises(InputError, match="model in memory"):
         Trainer.load(tmp_path / "run")
     with pytest.raises(InputError, match="sigma belongs to the training"):

@@ -183,8 +183,8 @@ def _drawer(names: Sequence[int], sampling: DrawSettings) -> Callable[[mx.array,
             )
             for name in distinct
         ])  # fmt: skip
-        scaled = logits.astype(mx.float32) / sampling.temperature
-        return mx.argmax(scaled + noise[at], axis=-1)
+        # The noise takes the factor, so that a temperature near 0 comes near to the likeliest.
+        return mx.argmax(logits.astype(mx.float32) + sampling.temperature * noise[at], axis=-1)
 
     return draw
 

@@ -30,6 +30,7 @@ Linear: Any = nn.Linear  # type: ignore[attr-defined]
 QuantizedLinear: Any = nn.QuantizedLinear  # type: ignore[attr-defined]
 KINDS: Final = (Linear, QuantizedLinear)
 FLAT_EXPONENT: Final = -8  # of a layer whose weights are all zero
+LEAST_FLOAT16: Final = -24  # exponent of the smallest number of float16
 
 
 class NoisyLinear(nn.Module):  # type: ignore[misc, name-defined]
@@ -192,11 +193,6 @@ class Layers:
         ]
         self._plain = [linear for _, linear in usable]
 
-    def ends(self) -> list[mx.array]:
-        """The weights of the first layer and the last, packed or as float32."""
-        weights = [linear.weight for linear in (self._plain[0], self._plain[-1])]
-        return [w if w.dtype == mx.uint32 else w.astype(mx.float32) for w in weights]
-
     def set_deltas(self, deltas: Leaves) -> None:
         """Moves every layer to its delta."""
         for layer in self._layers:
@@ -253,7 +249,11 @@ def _usable(linear: Any, mode: Mode) -> bool:
 
 
 def leaf_of(name: str, linear: Any, mode: Mode, sigma: float) -> Delta:
-    """The delta of a layer, its last bit an eighth of the noise's deviation."""
+    """The delta of a layer, its last bit an eighth of the noise's deviation.
+
+    Raises:
+        InputError: the layer computes in float16, which does not hold that bit.
+    """
     weights = weights_of(linear)
     outputs, inputs = weights.shape
     mean_square = float(np.asarray(mx.square(weights).mean()))
@@ -265,6 +265,12 @@ def leaf_of(name: str, linear: Any, mode: Mode, sigma: float) -> Delta:
         spread = mode.rank if mode.name == "adapter" else 1
         exponent = round(log2(sigma * sqrt(mean_square / spread))) - NOISE_BITS
     dtype = str(float_of(linear)).removeprefix("mlx.core.")
+    if dtype == "float16" and exponent < LEAST_FLOAT16:
+        raise InputError(
+            f"sigma is {sigma:g}: the last bit of layer {name!r} would be 2^{exponent}, and its "
+            f"float16 holds 2^{LEAST_FLOAT16} at least: give "
+            f"{sigma * 2.0 ** (LEAST_FLOAT16 - exponent):.2g} or more, or a bfloat16 model."
+        )
     return Delta(name, outputs, inputs, columns, exponent, dtype)
 
 

@@ -48,7 +48,7 @@ class Options:
     """adapter:RANK (low-rank additions to every linear layer of the blocks), biases (those of the
     affine quantisation: size and format of the model stay) or dense (all weights of float
     layers)."""
-    sigma: Annotated[float, Range(0, 16, above=True)] = 0.02
+    sigma: Annotated[float, Range(1e-6, 16)] = 0.02
     """Deviation of the noise over the root mean square of a layer's weights, rounded to a power of
     two in each layer."""
     steps: Annotated[int, Range(1, 10**9), CHANGEABLE] = 200

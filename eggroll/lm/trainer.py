@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 from numpy.typing import ArrayLike, NDArray
 
 from eggroll.cli.screen import per_second
@@ -704,8 +705,18 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(layers: Layers) -> str:
-    """Hex sha256 of the shapes of all layers and the weights of the first and the last."""
+    """Hex sha256 of the layers that learn and of every parameter of the model, as it is stored.
+
+    Raises:
+        InputError: one holds NaN.
+    """
     digest = hashlib.sha256(json.dumps(layers.leaves).encode())
-    for weight in layers.ends():
-        digest.update(np.ascontiguousarray(np.asarray(weight)).tobytes())
+    for name, array in tree_flatten(layers.model.parameters()):
+        if mx.any(mx.isnan(array)).item():
+            raise InputError(
+                f"{name!r} of the model holds NaN, and so would all that it writes: load a model "
+                "whose weights are whole."
+            )
+        digest.update(json.dumps([name, array.shape, str(array.dtype)]).encode())
+        digest.update(np.asarray(array.reshape(-1).view(mx.uint8)).data)
     return digest.hexdigest()
