@@ -16,7 +16,7 @@ from conftest import TINY, Command, Ended
 
 from eggroll import generate, plot, replay
 from eggroll.data import text as corpora
-from eggroll.files import CHECKPOINT, METRICS
+from eggroll.files import CHECKPOINT, CONFIG, METRICS
 from eggroll.sweep import command as sweep
 from eggroll.training import checkpoint
 from eggroll.training import folder as runlog
@@ -236,7 +236,6 @@ def test_an_interrupt_while_modules_are_imported(module: str):
         assert ended.stdout == ""
 
 
-@pytest.mark.usefixtures("no_curves")
 def test_lines_of_metrics_that_are_none(call: Command, tmp_path: Path, finished: Path):
     for file in finished.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -246,3 +245,18 @@ def test_lines_of_metrics_that_are_none(call: Command, tmp_path: Path, finished:
     assert len(runlog.read_lines(tmp_path / METRICS)) == 6
     assert call("--resume", tmp_path, "--steps", 7).signature
     assert checkpoint.load(tmp_path / CHECKPOINT).step == 7
+    lines = (tmp_path / METRICS).read_text().splitlines(keepends=True)
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
+    damaged = "".join([*lines[:3], lines[3][:-9] + "\n", *lines[4:]])
+    (tmp_path / METRICS).write_text(damaged)
+    config = (tmp_path / CONFIG).read_bytes()
+    for ended in (call("--resume", tmp_path, "--steps", 8), call(tmp_path, main=plot.main)):
+        assert ended.code == 2
+        assert f"Line 4 of '{tmp_path / METRICS}' is damaged" in ended.err
+    assert (tmp_path / METRICS).read_text() == damaged
+    assert (tmp_path / CONFIG).read_bytes() == config
+    # Behind the checkpoint nothing is read: those updates are made again.
+    torn = "".join([*lines, "{\n", lines[6].replace('"step": 7', '"step": 8')])
+    (tmp_path / METRICS).write_text(torn)
+    assert call("--resume", tmp_path, "--steps", 8).signature
+    assert [row["step"] for _, row in runlog.read_lines(tmp_path / METRICS)] == [*range(1, 9)]

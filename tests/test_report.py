@@ -17,6 +17,7 @@ from conftest import Command
 from reports import made_up, observed, trained
 
 import eggroll as eg
+from eggroll.errors import InputError
 from eggroll.files import CHECKPOINT
 from eggroll.report import command, page
 from eggroll.report import page as figures
@@ -168,9 +169,9 @@ def test_figures_that_are_no_numbers_are_left_out(tmp_path: Path):
         f'{{"step": 4, "leaves": {{"w": {{"weights": {[0] * 32}}}}}}}',
         f'{{"step": 5, "leaves": {{"w": {{"weights": {[-1, 2] * 16}}}}}}}',
         '{"step": 3, "tied": 0.75}',
-        "no JSON",
         '{"step": -5, "warning": "no"}',
         '{"step": 6, "warning": 7}',
+        "no JSON",
     ]
     (run / "statistics.jsonl").write_text("\n".join(lines) + "\n")
     found = read_statistics(run)
@@ -178,6 +179,9 @@ def test_figures_that_are_no_numbers_are_left_out(tmp_path: Path):
     assert found.warnings == []
     assert not found.leaves["w"].figures
     assert not found.leaves["w"].histograms
+    (run / "statistics.jsonl").write_text("\n".join([*lines, lines[0]]) + "\n")
+    with pytest.raises(InputError, match=r"Line 9 of '.*' is damaged, and whole ones follow"):
+        read_statistics(run)
 
 
 def test_hostile_content_stays_text(call: Command, tmp_path: Path):

@@ -107,6 +107,19 @@ def test_the_best_options_are_for_train(
     assert {name: written[name] for name in best.params} == best.params
 
 
+def test_results_of_another_study_are_not_written_over(call: Command, tmp_path: Path, swept: Path):
+    before = {path.name: path.read_bytes() for path in swept.iterdir() if path.is_file()}
+    ended = call(*SEARCH, "--study", "other", "--out", swept, main=command.main)
+    assert ended.code == 2
+    study = study_at(swept).study_name
+    assert f"is of study {study!r} and would be written over by study 'other'" in ended.err
+    assert {path.name: path.read_bytes() for path in swept.iterdir() if path.is_file()} == before
+    (tmp_path / "best.json").write_text("{}")
+    ended = call(*SEARCH, "--out", tmp_path, main=command.main)
+    assert ended.code == 2
+    assert "is no result of a sweep" in ended.err
+
+
 def test_options_of_a_trial_train_the_same_bits(
     call: Command, tmp_path: Path, swept: Path, no_curves: None
 ):

@@ -120,8 +120,7 @@ def train(
         write = bool(options.out or options.resume)
         run = open_run(options, stack, corpus=corpus, write=write, show=show)
         if run.folder:
-            earlier = read_lines(run.path(METRICS))
-            history += [row for _, row in earlier if row["step"] <= run.step]
+            history += [row for _, row in read_lines(run.path(METRICS), run.step)]
         end = loop.complete(run, stack, receivers, show=show)
         model = LanguageModel(run.config, run.engine, run.weights, run.step, run.corpus.coding)
     result = Trained(model, history, end.signature, end.folder)

@@ -31,6 +31,7 @@ from eggroll.sweep.plan import (
     remove_lost_probes,
 )
 from eggroll.sweep.study import (
+    BEST,
     FINISHED,
     REFUSED,
     STOPPED,
@@ -60,7 +61,7 @@ def search(options: SweepOptions) -> Config:
     with in_python():
         if not sweep(options):
             raise KeyboardInterrupt(INTERRUPTED)
-        best = options.folder() / report.BEST
+        best = options.folder() / BEST
         if not best.exists():
             raise InputError("no trial has finished its budget: give more trials or budget.")
         return read(str(best))

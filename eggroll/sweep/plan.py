@@ -31,11 +31,12 @@ from optuna.trial import TrialState
 from eggroll.cli import command as cli
 from eggroll.cli.command import Range
 from eggroll.cli.help import CHANGEABLE, Group
-from eggroll.errors import InputError
-from eggroll.files import METRICS, check_place
+from eggroll.errors import InputError, object_in
+from eggroll.files import METRICS, check_place, open_regular
 from eggroll.sweep import space
 from eggroll.sweep.space import Axis
 from eggroll.sweep.study import (
+    BEST,
     FINISHED,
     REFUSED,
     SEED_OFFSET,
@@ -184,7 +185,26 @@ def make_plan(options: SweepOptions) -> Plan:
     check_place("--json", options.json)
     folder = options.folder().absolute()
     check_free(folder)
+    check_results(folder / BEST, options.name())
     return Plan(options, base, axes, folder, engine, corpus)
+
+
+def check_results(best: Path, study: str) -> None:
+    """Raises InputError where results of another study would be written over."""
+    if not best.exists():
+        return
+    try:
+        with open_regular(best) as file:
+            about = object_in(file.read(), {"about": dict})["about"]
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{str(best)!r} is no result of a sweep ({error}): give another --out."
+        ) from error
+    if (other := about.get("study")) != study:
+        raise InputError(
+            f"{str(best)!r} is of study {other!r} and would be written over by study {study!r}: "
+            f"give another --out, or --study {other} to go on with that one."
+        )
 
 
 def engine_and_data(options: Config) -> tuple[str, str]:

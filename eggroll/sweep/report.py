@@ -24,6 +24,7 @@ from eggroll.cli.screen import Screen, in_bits
 from eggroll.files import write_whole
 from eggroll.sweep.plan import MOST_STEPS
 from eggroll.sweep.study import (
+    BEST,
     FINISHED,
     REFUSED,
     SEED_OFFSET,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BEST, ROWS = "best.json", 10
+ROWS = 10
 REFRESH_SECONDS = 1.0  # between two readings of the study
 IMPORTANCE_TRIALS = 20  # from which on the options' importance is drawn
 UNEVEN = 1.1  # longest over shortest trial, from which on they do not count as equally long

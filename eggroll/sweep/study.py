@@ -31,6 +31,7 @@ FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 SETTINGS = "eggroll"  # attribute of a study: the options that its trials share
 # Attributes of trials: the failed one that it repeats; host and process; why it was not trained.
 RETRY, WORKER, REFUSED = "retry", "worker", "refused"
+BEST = "best.json"  # the best trial's options, in the folder of a sweep
 STOPPED = "stopped"  # of a trial that a signal ended, which is no fault of its options
 TRIES = 3  # losses of a process after which its options are given up
 TRIAL, SEED_OFFSET = "trial", "seed_offset"  # of a confirmation: which trial, seeds after its seed

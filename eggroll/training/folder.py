@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+from math import inf
 from pathlib import Path
 from typing import Self
 
@@ -157,7 +158,7 @@ class Metrics(Growing):
     """
 
     def __init__(self, path: Path, step: int) -> None:
-        lines = [line for line, row in read_lines(path) if row["step"] <= step]
+        lines = [line for line, _ in read_lines(path, step)]
         write_whole(path, b"".join(lines))
         super().__init__(path)
 
@@ -170,8 +171,14 @@ class Metrics(Growing):
         self.write(json.dumps(row).encode() + b"\n")
 
 
-def read_lines(path: Path) -> list[tuple[bytes, Row]]:
-    """Every whole line of metrics.jsonl with its row, in order; none if there is no file."""
+def read_lines(path: Path, last: float = inf) -> list[tuple[bytes, Row]]:
+    """The lines of metrics.jsonl up to update `last`, with their rows; none if there is no file.
+
+    What a death left behind the last whole line does not count.
+
+    Raises:
+        InputError: the file cannot be read, or a line before its last whole one is damaged.
+    """
     try:
         with open_regular(path) as file:
             data = file.read()
@@ -181,10 +188,19 @@ def read_lines(path: Path) -> list[tuple[bytes, Row]]:
         raise InputError(
             f"{str(path)!r} cannot be read ({error.strerror}): make it readable."
         ) from error
-    rows = []
-    for line in data.splitlines(keepends=True):
+    rows: list[tuple[bytes, Row]] = []
+    damaged = 0  # number of the first such line
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+        row: object = None
         with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
-            if line.endswith(b"\n") and isinstance(row, dict) and type(row.get("step")) is int:
-                rows.append((line, row))
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            damaged = damaged or number
+        elif row["step"] <= last:
+            if damaged:
+                raise InputError(
+                    f"Line {damaged} of {str(path)!r} is damaged, and whole ones follow it: put "
+                    "the file back as it was, or take the line out."
+                )
+            rows.append((line + b"\n", row))
     return rows

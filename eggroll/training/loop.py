@@ -185,8 +185,8 @@ def save_is_due(run: Run, clock: RunClock) -> bool:
 
 def seconds_before(run: Run) -> float:
     """Seconds of the earlier parts of a run that goes on, as its metrics have them."""
-    rows = read_lines(run.path(METRICS)) if run.folder and run.step else []
-    seconds = [row.get("seconds_total", 0.0) for _, row in rows if row["step"] <= run.step]
+    rows = read_lines(run.path(METRICS), run.step) if run.folder and run.step else []
+    seconds = [row.get("seconds_total", 0.0) for _, row in rows]
     last = seconds[-1] if seconds else 0.0
     known = isinstance(last, int | float) and isfinite(last) and last > 0
     return float(last) if known else 0.0

@@ -36,7 +36,7 @@ from eggroll.data.text import VAL_SHARE
 from eggroll.engines import Engine
 from eggroll.errors import InputError
 from eggroll.evolution.step import Learner, Step
-from eggroll.files import CHECKPOINT, CONFIG, VERSION, Row, write_whole
+from eggroll.files import CHECKPOINT, CONFIG, METRICS, VERSION, Row, write_whole
 from eggroll.inference import Likelihoods, loss_of, token_likelihoods
 from eggroll.ranks import ALONE, Ranks, SharedError
 from eggroll.spec.program import Batch, Leaves, Program
@@ -44,7 +44,7 @@ from eggroll.training import checkpoint, trackers
 from eggroll.training.chain import NONE, Link, digest_signs, digest_state, takes_state
 from eggroll.training.checkpoint import Checkpoint
 from eggroll.training.config import Common, Config, check_resumed
-from eggroll.training.folder import Folder, check_free, new_folder
+from eggroll.training.folder import Folder, check_free, new_folder, read_lines
 from eggroll.training.learner import engine_for, new_learner
 from eggroll.training.statistics import Observed, observe
 
@@ -340,6 +340,7 @@ def prepare(options: Config, stack: ExitStack, corpus: Corpus | None, ranks: Ran
         folder = stack.enter_context(Folder(Path(options.resume)))
         before = checkpoint.load(folder.path / CHECKPOINT)
         check_options(before.config, before.step, options)
+        read_lines(folder.path / METRICS, before.step)  # damaged, it is left as it is
     elif ranks.rank == 0 and options.out:
         check_free(Path(options.out))
     corpus = corpus or load_run_corpus(options)
