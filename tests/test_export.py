@@ -362,6 +362,28 @@ def test_begins_may_be_numbers(begins: Any, tmp_path: Path):
     assert {k: v.tolist() for k, v in found.items()} == {k: v.tolist() for k, v in want.items()}
 
 
+@pytest.mark.parametrize(
+    ("name", "argument", "value", "range_"),
+    [
+        ("dense", "inputs", 128, "-128 to 127"),
+        ("dense", "inputs", 0.5, "-128 to 127"),
+        ("sparse", "features", -2, "-1 to "),
+        ("language", "tokens", -1, "0 to "),
+    ],
+)
+def test_python_refuses_what_the_engine_does_not_take(
+    name: str, argument: str, value: float, range_: str, tmp_path: Path
+):
+    """An index below 0 would count rows from the end."""
+    rows = rows_of(name)
+    step, row = numpy_step(rows, tmp_path / "net.py"), rows.row(0)
+    step(row, rows.case.state)
+    wrong = row[argument].astype(type(value))
+    wrong[-1:] = value
+    with pytest.raises(ValueError, match=f"^{argument}: integers from {range_}.* are needed"):
+        step(row | {argument: wrong}, rows.case.state)
+
+
 def shows_features(name: str) -> bool:
     """Whether a result of the program needs features."""
     net = Network(PROGRAMS[name](), {}, "net")

@@ -25,6 +25,14 @@ def _leaf(text, *shape):
     return np.frombuffer(base64.b85decode(text), np.int8).reshape(shape).astype(np.int64)
 
 
+def _checked(values, name, low, high):
+    values = np.asarray(values)
+    whole = values.dtype.kind in "iu"
+    if values.size and not (whole and low <= values.min() and values.max() <= high):
+        raise ValueError(f"{{name}}: integers from {{low}} to {{high}} are needed")
+    return values.astype(np.int64)
+
+
 def _clip(v):
     return np.clip(v, -127, 127)
 
@@ -96,7 +104,8 @@ def _body(net: Network, leaves: Mapping[str, str]) -> Iterator[str]:
 
 def _features(net: Network, op: Op, leaf: str) -> str:
     lists, active, first, shift = op.numbers
-    rows = f"np.asarray(features)[:, {first} : {first + lists * active}]"
+    given = f"np.asarray(features)[:, {first} : {first + lists * active}]"
+    rows = f'_checked({given}, "features", -1, {net.leaf(op).shape[0] - 1})'
     each = f"{rows}.reshape(-1, {lists}, {active})"
     total = f"(np.vstack([{leaf}, 0 * {leaf}[:1]])[{each}]).sum(axis=2)"  # -1 is the row of zeros
     return f"_clip({total} >> {shift}).reshape(-1, {lists * net.leaf(op).shape[1]})"
@@ -113,7 +122,9 @@ def _norm(net: Network, op: Op, leaf: str, x: str) -> str:
 
 # Operation -> (network, operation, its leaf's name, its inputs) -> an expression.
 EXPRESSIONS: dict[str, Callable[..., str]] = {
-    "embed": lambda net, op, leaf: f"{leaf}[np.asarray(tokens)]",
+    "embed": lambda net, op, leaf: (
+        f'{leaf}[_checked(tokens, "tokens", 0, {net.leaf(op).shape[0] - 1})]'
+    ),
     "linear": _linear,
     "norm": _norm,
     "add": lambda net, op, leaf, a, b: f"_clip({a} + {b})",
@@ -122,7 +133,7 @@ EXPRESSIONS: dict[str, Callable[..., str]] = {
     "forget": lambda net, op, leaf, f, s: f"(({f} + 127) * {s}) >> 8",
     "mix": lambda net, op, leaf, f, h, s: f"{s} + ((({f} + 127) * ({h} - {s})) >> 8)",
     "score": lambda net, op, leaf, x: f"{_linear(net, op, leaf, x)}.astype(np.int8)",
-    "input": lambda net, op, leaf: "np.maximum(np.asarray(inputs).astype(np.int64), -127)",
+    "input": lambda net, op, leaf: 'np.maximum(_checked(inputs, "inputs", -128, 127), -127)',
     "features": _features,
     "bias": lambda net, op, leaf, a: f"_clip({a} + {leaf})",
     "relu": lambda net, op, leaf, a: f"np.maximum({a}, 0)",
