@@ -1,8 +1,16 @@
-"""Options of experiments."""
+"""Options of experiments, and the tables that they write."""
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from eggroll.errors import InputError
+from eggroll.files import check_place, write_whole
 
 
 def positive(text: str) -> int:
@@ -17,3 +25,25 @@ def only_help(about: str) -> None:
     argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
+
+
+def new_file(text: str) -> Path:
+    """A place for a file of results, looked at before any run."""
+    try:
+        check_place("the file", text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Path(text)
+
+
+def write_csv(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a table whole or not at all.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(names)
+    writer.writerows(rows)
+    write_whole(path, text.getvalue().encode())

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from eggroll.cli import command as cli
+from experiments.arguments import write_csv
+from experiments.digits import run as digits
 from experiments.lm import smollm2
 from experiments.tictactoe.evolution import training
 
@@ -25,6 +27,8 @@ STATES = ("--method", "states", "--out", "runs")
         (training.main, [*STATES, "--set", 'rows="a"'], "rows is 'a': int is needed."),
         (training.main, [*STATES, "--set", "world=1"], "world is 1: str is needed."),
         (training.main, [*STATES, "--set", "width=64"], "setting 'width' is unknown"),
+        (digits.main, ["--csv", "missing/a.csv"], "'missing/a.csv' is no place for a file: give"),
+        (digits.main, ["--picture", "."], "'.' is no place for a file: give"),
         (training.main, [*STATES, "--looks", "0"], "0 is too few: give 1 or more."),
     ],
 )
@@ -51,3 +55,17 @@ def test_bad_words_are_refused_before_any_work(
 def test_settings_of_the_kind_of_a_recipes_are_taken(value: str) -> None:
     name, given = training.setting(f"learning_rate={value}")
     assert training.recipe("states", "64", **{name: given}).learning_rate == float(value)
+
+
+def test_a_table_is_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    write_csv(path, ("name", "value"), [("a, b", 1), ('"', 2.5)])
+    assert path.read_bytes() == b'name,value\r\n"a, b",1\r\n"""",2.5\r\n'
+
+    def rows():
+        yield ("c", 3)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_csv(path, ("name", "value"), rows())
+    assert b"2.5" in path.read_bytes()

@@ -9,7 +9,6 @@ Letters: P networks, R readers, T rows.
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import time
 import warnings
@@ -25,9 +24,8 @@ from numpy.typing import NDArray
 
 import eggroll as eg
 from eggroll import engines
-from eggroll.files import check_place
 from eggroll.library.members import Model
-from experiments.arguments import positive
+from experiments.arguments import new_file, positive, write_csv
 from experiments.black_box.problems import PROBLEMS, PROXIES, Network, Problem
 
 matplotlib.use("Agg")
@@ -211,12 +209,10 @@ def main() -> None:
     parser.add_argument("--adam-updates", type=positive, default=200)
     parser.add_argument("--learning-rate", type=float, default=0.1, help="of Adam; falls to 0")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--csv", type=Path, help="one row per look")
-    parser.add_argument("--picture", type=Path, help="cost over evaluations and seconds")
+    parser.add_argument("--csv", type=new_file, help="one row per look")
+    parser.add_argument("--picture", type=new_file, help="cost over evaluations and seconds")
     parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     args = parser.parse_args()
-    for name in ("csv", "picture"):  # before all runs
-        check_place(f"--{name}", str(getattr(args, name) or ""))
     if args.smoke:
         args.seeds, args.pop, args.updates, args.adam_updates = 1, 16, 4, 4
     warnings.filterwarnings("ignore", message=".*hardly anything is learnt")  # seen in the result
@@ -232,14 +228,12 @@ def main() -> None:
             found[name, method] = runs
             print(f"{name}, {label(name, method)}: {summary(runs)}", flush=True)
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("problem", "method", "seed", *Seen._fields))
-            writer.writerows(
-                (name, method, seed, seen.evaluations, f"{seen.seconds:.3f}", f"{seen.cost:.6g}")
-                for (name, method), runs in found.items()
-                for seed, looks in enumerate(runs)
-                for seen in looks
-            )
+        rows = (
+            (name, method, seed, seen.evaluations, f"{seen.seconds:.3f}", f"{seen.cost:.6g}")
+            for (name, method), runs in found.items()
+            for seed, looks in enumerate(runs)
+            for seen in looks
+        )
+        write_csv(args.csv, ("problem", "method", "seed", *Seen._fields), rows)
     if args.picture:
         picture(args.picture, found, args.threads)

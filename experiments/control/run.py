@@ -12,18 +12,17 @@ a strategy's first run of a task is compiled within them. See RESULTS.md.
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import time
 import warnings
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import eggroll as eg
 from eggroll.cli import command as cli
 from eggroll.spec import rng
+from experiments.arguments import new_file, write_csv
 from experiments.control import ppo
 from experiments.control.peers import Peer, evolve
 from experiments.control.tasks import TASKS, environment
@@ -165,7 +164,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     for name, kind in OWN.items():
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=kind, help="of int8; see eg.control")
-    parser.add_argument("--csv", type=Path, help="file for a row per run")
+    parser.add_argument("--csv", type=new_file, help="file for a row per run")
     parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     return parser.parse_args(words)
 
@@ -192,8 +191,5 @@ def main(words: list[str] | None = None) -> int:
             found = [run for run in runs if (run.task, run.method) == (name, method)]
             print(f"{name}, {method}: {summary(found)}")
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(Run._fields)
-            writer.writerows(runs)
+        write_csv(args.csv, Run._fields, runs)
     return cli.DONE

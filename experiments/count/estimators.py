@@ -15,6 +15,8 @@ from pathlib import Path
 
 from run import Found, summary, train
 
+from eggroll.cli import command as cli
+from eggroll.files import check_place
 from eggroll.training.config import Config
 
 NATS = 0.001 / math.log(2)  # bits per token
@@ -79,6 +81,7 @@ def main() -> None:
     )
     parser.add_argument("--csv", type=Path, help="one row per run")
     args = parser.parse_args()
+    check_place("--csv", str(args.csv or ""))  # before all runs
     rows = []
     for name in args.tasks:
         bits = goal(TASKS[name]["vocabulary"])
@@ -99,4 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run(main))

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from eggroll import adamw
 from eggroll.baseline.backprop import AdamwOptions
 from eggroll.cli import command as cli
+from eggroll.files import check_place
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.run import open_run
 
@@ -107,6 +108,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, help="end a run after so many, not by seconds")
     parser.add_argument("--csv", type=Path, help="one row per run")
     args = parser.parse_args()
+    check_place("--csv", str(args.csv or ""))  # before all runs
     rows = []
     for name in args.tasks:
         task, goal, seconds = TASKS[name]

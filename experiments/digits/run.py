@@ -9,7 +9,6 @@ Letters: B images of a batch.
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import sys
 import time
@@ -24,13 +23,12 @@ from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
 from eggroll import engines
-from eggroll.files import check_place
 from eggroll.library.gradient_trainer import GradientTrainer
 from eggroll.library.members import Model
 from eggroll.library.trainer import Trainer
 from eggroll.networks import mlp
 from eggroll.spec.program import Program
-from experiments.arguments import positive
+from experiments.arguments import new_file, positive, write_csv
 
 matplotlib.use("Agg")
 
@@ -192,12 +190,10 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=0.03, help="at first; falls to 0")
     parser.add_argument("--look", type=positive, default=50, help="updates between two validations")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--csv", type=Path, help="one row per validation")
-    parser.add_argument("--picture", type=Path, help="accuracy over seconds")
+    parser.add_argument("--csv", type=new_file, help="one row per validation")
+    parser.add_argument("--picture", type=new_file, help="accuracy over seconds")
     parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     args = parser.parse_args()
-    for name in ("csv", "picture"):  # before all runs
-        check_place(f"--{name}", str(getattr(args, name) or ""))
     if args.smoke:
         args.seeds, args.updates, args.evolution_updates, args.look = 1, 20, 20, 10
     train, valid = load()
@@ -211,9 +207,7 @@ def main() -> None:
                 rows += [(name, method, seed, seen) for seen in runs[-1]]
             print(f"{name}, {method}: {summary(runs)}", flush=True)
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("network", "method", "seed", *Seen._fields))
-            writer.writerows((*row[:3], *row[3]) for row in rows)
+        names = ("network", "method", "seed", *Seen._fields)
+        write_csv(args.csv, names, ((*row[:3], *row[3]) for row in rows))
     if args.picture:
         picture(args.picture, rows)

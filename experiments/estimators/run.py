@@ -22,6 +22,7 @@ import numpy as np
 from eggroll.baseline.backprop import gradient
 from eggroll.cli import command as cli
 from eggroll.evolution.estimators import ESTIMATORS, UpdateInput
+from eggroll.files import check_place
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.learner import engine_for, new_learner
 from eggroll.training.run import load_run_corpus
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--leaves", action="store_true", help="print every leaf")
     parser.add_argument("--csv", type=Path, help="one row per leaf")
     args = parser.parse_args()
+    check_place("--csv", str(args.csv or ""))  # before all runs
     base = Config(recipe=args.recipe, data=args.data, seed=args.seed)
     text = {"data": base.data, "vocabulary": base.vocabulary, "seed": base.seed}
     corpus, rows = load_run_corpus(base), []

@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from eggroll.cli import command as cli
+from eggroll.files import check_place
 from eggroll.training import pictures
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.loop import train
@@ -38,6 +40,8 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="one row per run")
     parser.add_argument("--picture", type=Path, help="bits per byte over population")
     args = parser.parse_args()
+    for name in ("csv", "picture"):  # before all runs
+        check_place(f"--{name}", str(getattr(args, name) or ""))
     rows, means = [], {}
     for recipe in RECIPES:
         for pop in args.populations:
@@ -73,4 +77,4 @@ def draw(populations: list[int], means: dict[str, list[float]], path: Path) -> N
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run(main))

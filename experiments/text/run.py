@@ -24,7 +24,7 @@ from eggroll import adamw
 from eggroll.baseline.backprop import AdamwOptions
 from eggroll.cli import command as cli
 from eggroll.errors import InputError
-from eggroll.files import METRICS, Row
+from eggroll.files import METRICS, Row, check_place
 from eggroll.sweep.plan import updates_within
 from eggroll.training import folder as runlog
 from eggroll.training import loop as training
@@ -94,6 +94,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(f"runs/text-{time.strftime('%H%M%S')}"))
     parser.add_argument("--csv", type=Path, help="one row per run")
     args = parser.parse_args()
+    check_place("--csv", str(args.csv or ""))  # before all runs
     for name, given in (("minutes", args.minutes), ("seeds", [args.seeds])):
         if not 0 < min(given) <= max(given) < math.inf:
             raise InputError(f"--{name} is {min(given)}: a number above 0 is needed.")
