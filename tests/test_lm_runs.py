@@ -486,16 +486,34 @@ def test_a_changed_file_is_refused(
     assert eggroll(*resume).code == 0
 
 
-def test_prompts_that_moved_are_given_anew(
+@pytest.mark.parametrize(
+    ("name", "given"), [("prompts.jsonl", "--data {}"), ("mine.py", "--reward {}:good")]
+)
+def test_files_that_moved_are_given_anew(
+    task: list[str], tmp_path: Path, eggroll: Command, name: str, given: str
+) -> None:
+    assert eggroll("finetune", *changed(task, "--steps", "1")).code == 0
+    moved = (tmp_path / name).rename(tmp_path / f"moved_{name}")
+    words = given.format(moved).split()
+    resume = ("finetune", "--resume", str(tmp_path / "run"), "--steps")
+    for steps in ("2", "3"):  # the second finds them by the run's own options
+        ended = eggroll(*resume, steps, *words * (steps == "2"))
+        assert ended.code == 0, ended.err
+    assert record.replayed(tmp_path / "run")[1].step == 3
+    moved.rename(tmp_path / "again.py")
+    (tmp_path / "again.py").write_bytes(b" " + (tmp_path / "again.py").read_bytes())
+    again = given.format(tmp_path / "again.py").split()
+    ended = eggroll(*resume, "4", *again)
+    assert (ended.code, "has changed since the run in" in ended.err) == (2, True)
+
+
+def test_another_function_of_a_reward_that_moved_is_refused(
     task: list[str], tmp_path: Path, eggroll: Command
 ) -> None:
     assert eggroll("finetune", *changed(task, "--steps", "1")).code == 0
-    moved = (tmp_path / "prompts.jsonl").rename(tmp_path / "moved.jsonl")
-    for steps in ("2", "3"):  # the second finds them by the run's own options
-        given = ("--data", str(moved)) if steps == "2" else ()
-        ended = eggroll("finetune", "--resume", str(tmp_path / "run"), "--steps", steps, *given)
-        assert ended.code == 0, ended.err
-    assert record.replayed(tmp_path / "run")[1].step == 3
+    moved = (tmp_path / "mine.py").rename(tmp_path / "moved.py")
+    ended = eggroll("finetune", "--resume", str(tmp_path / "run"), "--reward", f"{moved}:slow")
+    assert (ended.code, "mine.py:good: leave --reward out" in ended.err) == (2, True)
 
 
 def test_a_model_that_moved_is_given_anew(

@@ -711,7 +711,8 @@ def fingerprint(layers: Layers) -> str:
         InputError: one holds NaN.
     """
     digest = hashlib.sha256(json.dumps(layers.leaves).encode())
-    for name, array in tree_flatten(layers.model.parameters()):
+    parameters: Any = tree_flatten(layers.model.parameters())
+    for name, array in parameters:
         if mx.any(mx.isnan(array)).item():
             raise InputError(
                 f"{name!r} of the model holds NaN, and so would all that it writes: load a model "

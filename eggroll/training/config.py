@@ -514,6 +514,13 @@ Kind = TypeVar("Kind", bound=Common)
 RENAMED = {"sample_bytes": "sample_tokens", "slab": "block_tokens"}
 # (option, value) that runs of older versions may have -> what took its place.
 GONE = {("rule", "rows"): "whitened"}
+PLACES = ("data", "model", "reward")  # options that name files, which may move
+
+
+def place(name: str, value: object) -> tuple[Path, str]:
+    """The path that an option is, and the function that a reward names in it."""
+    path, _, function = str(value or "").rpartition(":")
+    return (Path(path), function) if name == "reward" else (Path(str(value or "")), "")
 
 
 def check_resumed(old: Kind, new: Kind) -> None:
@@ -531,9 +538,10 @@ def check_resumed(old: Kind, new: Kind) -> None:
         )
     for name, hint in hints_of(type(old)).items():
         before, now = getattr(old, name), getattr(new, name, None)
-        moved = name in ("data", "model") and not Path(str(before)).exists()
-        if moved and Path(str(now or "")).exists():
-            continue  # or others, which shows where they are read
+        if name in PLACES:
+            (was, function), (lies, same) = place(name, before), place(name, now)
+            if not was.exists() and lies.exists() and function == same:
+                continue  # it moved, or is another, which shows where it is read
         if name not in INVOCATION and CHANGEABLE not in get_args(hint)[1:] and before != now:
             raise InputError(
                 f"{flag(name)} is {now}, but the run in {where!r} has {before}: leave "
