@@ -42,8 +42,8 @@ class PlotOptions:
     DIR/compare.png for one sweep, compare.png for several runs and with --metric if not given."""
     metric: Metric | None = None
     """Draws this figure alone, over tokens or rows and over seconds; if not given, all of one run,
-    val_loss of several, and fitness of those of eggroll.Trainer. Figures of single updates are
-    smoothed."""
+    val_loss of several, and fitness or loss of those of eggroll.Trainer. Figures of single updates
+    are smoothed."""
     title: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
     """Title of the picture."""
     label: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT ...")] = ()
@@ -115,7 +115,7 @@ def has_validation(folder: Path) -> bool:
         run = read_run(folder)
     except InputError:
         return False
-    return bool(len(run.curve(run.metrics[0])[0]))
+    return bool(len(run.curve(run.main)[0]))
 
 
 @cli.command(

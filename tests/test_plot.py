@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import Command
 
+import eggroll as eg
 from eggroll import plot
 from eggroll.errors import InputError
 from eggroll.training import curves, pictures
@@ -353,6 +354,46 @@ def test_members_without_noise_read_streams_of_their_own(tmp_path: Path, estimat
     run = curves.read_run(folder)
     assert isinstance(run, curves.LanguageCurves)
     assert run.tokens(np.array([10.0])).tolist() == [10 * streams * 16]
+
+
+def learns(out: Path, updates: int, **options: Any) -> eg.Trainer:
+    """A Trainer after updates by labels, or by errors that are given."""
+    net = eg.networks.mlp(8, [16], 4)
+    rows = np.random.default_rng(0).integers(-60, 60, (32, 8)).astype(np.int8)
+    es = eg.Trainer(net, pop=32, estimator="feedback", rule="adam", out=out, table_bits=16)
+    for _ in range(updates):
+        es.learn(rows, **(options or {"targets": rows[:, :4].argmax(1)}))
+    return es
+
+
+def test_updates_by_errors_are_drawn(call: Command, tmp_path: Path):
+    labels, errors, both = tmp_path / "labels", tmp_path / "errors", tmp_path / "both"
+    learns(labels, 5).close()
+    learns(errors, 5, errors=np.ones((32, 4), np.int8)).close()
+    learns(both, 3).close()
+    with eg.Trainer.load(both, estimator="eggroll", rule="master") as es:
+        for _ in range(2):
+            es.ask()(np.ones((32, 8), np.int8))
+            es.tell(np.arange(32))
+    out = tmp_path / "picture.svg"
+    for folder, shown, hidden in (
+        (labels, ["training loss", "labels: feedback, rule adam"], ["fitness", "pairs", "members"]),
+        (errors, ["errors at the outputs", "mean size, of 127"], ["fitness", "training loss"]),
+        (both, ["training loss", "fitness", "pairs whose members differ", "population 32"], []),
+    ):
+        assert call(folder, "--out", out, main=plot.main).code == 0
+        text = text_of(out)
+        assert all(part in text for part in shown), folder.name
+        assert not any(part in text for part in hidden), folder.name
+    run = curves.read_run(both)
+    assert [run.curve(name)[0].tolist() for name in ("loss", "error", "fitness")] == [
+        [1, 2, 3], [1, 2, 3], [4, 5],
+    ]  # fmt: skip
+    assert run.rows(run.steps).tolist() == [32, 64, 96, 128, 160]
+    assert call(labels, both, "--metric", "loss", "--out", out, main=plot.main).code == 0
+    assert call(labels, errors, "--metric", "error", "--out", out, main=plot.main).code == 0
+    ended = call(labels, errors, "--out", out, main=plot.main)
+    assert (ended.code, f"the run in '{errors}' has no loss" in ended.err) == (2, True)
 
 
 def test_rows_are_counted_by_their_rate(tmp_path: Path):

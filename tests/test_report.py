@@ -242,6 +242,18 @@ def test_the_signature_of_a_trainer(tmp_path: Path):
     assert read_record(tmp_path / "run").signature == (es.signature, 1, "")
 
 
+def test_a_page_of_updates_by_errors(call: Command, tmp_path: Path):
+    net = eg.networks.mlp(2, [4], 2)
+    with eg.Trainer(net, estimator="feedback", rule="adam", out=tmp_path / "run") as es:
+        for _ in range(3):
+            es.learn(np.ones((4, 2), np.int8), np.zeros(4, int))
+    page = reported(call, tmp_path, tmp_path / "run")
+    drawn = page.runs[0]["curves"]
+    assert {"loss", "error", "update_rate", "speed"} == drawn.keys()
+    assert "training loss" in page.text
+    assert "best member" not in page.text
+
+
 def test_a_damaged_checkpoint_has_no_signature(call: Command, tmp_path: Path):
     run = made_up(tmp_path / "a")
     (run / CHECKPOINT).write_bytes(b"\xff" * 100)

@@ -88,7 +88,7 @@ class TrainerLog:
 
     def add(self, row: Row) -> None:
         """Adds the line of an update; one that cannot be written is written before the next."""
-        rounded = row | {key: round(row[key], 6) for key in ("rows_per_second", "seconds")}
+        rounded = row | {key: round(row[key], 9) for key in ("rows_per_second", "seconds")}
         self._rows.append(rounded)
         if self._tracking:
             self._tracking.log(rounded)

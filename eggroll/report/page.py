@@ -60,7 +60,11 @@ CHARTS: Final = (
     Chart("per_token", "Validation per token", "bits per token"),
     Chart("fitness", "Fitness, mean of the members", "value told"),
     Chart("fitness_best", "Fitness of the best member", "value told"),
-    Chart("loss", "Training loss", help="Of members: their integer score, which is their fitness."),
+    Chart(
+        "loss", "Training loss",
+        help="Of members: their integer score, which is their fitness. By labels: the rows' mean.",
+    ),
+    Chart("error", "Errors at the outputs", "mean size, of 127", zero=True),
     Chart("update_rate", "Weights that moved", "% per update", share=True, zero=True),
     Chart(
         "nonzero_ratio", "Pairs whose members differ in value", "% of pairs", share=True, zero=True,
@@ -170,8 +174,10 @@ def _facts(record: RunRecord) -> dict[str, str]:
             facts["with counts"] = f"{in_bits(curves.with_counts[1, -1])} {curves.unit}"
         facts["training loss"] = in_bits(curves.loss[-1])
     if isinstance(curves, TrainerCurves):
-        facts["fitness"] = f"{curves.fitness[-1]:.4g}"
-        facts["best member"] = f"{curves.best[-1]:.4g}"
+        heads = {"fitness_best": "best member", "loss": "training loss", "error": "errors, of 127"}
+        for name in ("fitness", "fitness_best", "loss", "error"):
+            if curves.has(name):
+                facts[heads.get(name, name)] = f"{curves.points[name][1, -1]:.4g}"
     facts["time of updates"] = _duration(float(curves.seconds.sum()))
     facts["throughput"] = f"{prefixed(float(np.median(curves.speed)))} {curves.over}/s"
     facts["engine"] = text(_engine(record))
@@ -387,9 +393,7 @@ def _curves(record: RunRecord, most: int) -> Json:
         curves["valid"] = curve(run.valid_steps, run.valid, most)
         curves["per_token"] = curve(record.per_token[0], record.per_token[1], most)
     if isinstance(run, TrainerCurves):
-        curves["fitness"] = curve(run.steps, run.fitness, most, smoothed=True)
-        curves["fitness_best"] = curve(run.steps, run.best, most, smoothed=True)
-        curves["nonzero_ratio"] = curve(run.steps, run.differing, most, smoothed=True)
+        curves |= {n: curve(x, y, most, smoothed=True) for n, (x, y) in run.points.items()}
     curves |= {name: of_points(points, most) for name, points in record.statistics.run.items()}
     return {name: values for name, values in curves.items() if values["x"]}
 

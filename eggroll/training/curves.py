@@ -30,6 +30,7 @@ Metric = Literal[
     "loss",
     "fitness",
     "fitness_best",
+    "error",
     "update_rate",
     "nonzero_ratio",
     "tokens_per_second",
@@ -38,6 +39,8 @@ Metric = Literal[
 
 
 MIXED: Final = "val_bits_per_byte_with_counts"
+# Of an update by values told; those by errors have an error, and with targets a loss.
+OF_VALUES: Final[tuple[Metric, ...]] = ("fitness", "fitness_best", "nonzero_ratio")
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,19 @@ class RunCurves(ABC):
     seconds: Values
 
     of: ClassVar[str]  # what it is a run of
-    metrics: ClassVar[tuple[Metric, ...]]  # its figures, first the one that runs are compared by
+    metrics: ClassVar[tuple[Metric, ...]]  # its figures
     over: ClassVar[str]  # the method that counts what was read
     counted: ClassVar[str]  # what it counts
+
+    @property
+    @abstractmethod
+    def main(self) -> Metric:
+        """The figure that runs are compared by."""
+
+    @property
+    @abstractmethod
+    def has_members(self) -> bool:
+        """True if updates were made by members of a population."""
 
     @abstractmethod
     def unit_of(self, metric: Metric) -> str:
@@ -104,6 +117,7 @@ class LanguageCurves(RunCurves):
     )  # fmt: skip
     over: ClassVar[str] = "tokens"
     counted: ClassVar[str] = "tokens of the corpus read"
+    main: ClassVar[Metric] = "val_loss"
 
     @property
     def unit(self) -> str:
@@ -111,7 +125,6 @@ class LanguageCurves(RunCurves):
 
     @property
     def has_members(self) -> bool:
-        """True if a population was trained, not the baseline's single network."""
         return "pop" in self.config
 
     def unit_of(self, metric: Metric) -> str:
@@ -137,21 +150,38 @@ class LanguageCurves(RunCurves):
 
 @dataclass(frozen=True)
 class TrainerCurves(RunCurves):
-    """A run of eggroll.Trainer; fitness, best, differing (nonzero_ratio): [updates]."""
+    """A run of eggroll.Trainer, whose updates are by values told or by errors.
 
-    fitness: Values
-    best: Values
-    differing: Values
+    points: by metric, [2, updates that have it]: their numbers and the figure.
+    """
+
+    points: dict[Metric, Values]
 
     of: ClassVar[str] = "of eggroll.Trainer"
     metrics: ClassVar[tuple[Metric, ...]] = (
-        "fitness", "fitness_best", "update_rate", "nonzero_ratio", "rows_per_second",
+        "fitness", "fitness_best", "loss", "error", "update_rate", "nonzero_ratio",
+        "rows_per_second",
     )  # fmt: skip
     over: ClassVar[str] = "rows"
     counted: ClassVar[str] = "rows of all members"
 
+    @property
+    def main(self) -> Metric:
+        names: tuple[Metric, ...] = ("fitness", "loss", "error")
+        return next(name for name in names if self.has(name))
+
+    @property
+    def has_members(self) -> bool:
+        return self.has("fitness")
+
+    def has(self, metric: Metric) -> bool:
+        """True if updates have that figure."""
+        return bool(self.points[metric].size)
+
     def unit_of(self, metric: Metric) -> str:
         known = {
+            "loss": "mean of the rows",
+            "error": "mean size, of 127",
             "update_rate": "% of weights per update",
             "nonzero_ratio": "% of pairs per update",
             "rows_per_second": "rows per s",
@@ -160,16 +190,13 @@ class TrainerCurves(RunCurves):
 
     def rows(self, steps: Values) -> Values:
         """Rows that all members together were shown up to each of these updates."""
-        return self._up_to(steps, self.speed * self.seconds)
+        return self._up_to(steps, np.rint(self.speed * self.seconds))
 
     def curve(self, metric: Metric) -> tuple[Values, Values]:
-        values = {
-            "fitness": self.fitness,
-            "fitness_best": self.best,
-            "update_rate": 100 * self.rate,
-            "nonzero_ratio": 100 * self.differing,
-        }
-        return self.steps, smooth(values.get(metric, self.speed))
+        if metric in self.points:
+            steps, values = self.points[metric]
+            return steps, smooth(100 * values if metric == "nonzero_ratio" else values)
+        return self.steps, smooth(100 * self.rate if metric == "update_rate" else self.speed)
 
 
 def read_run(folder: Path | str) -> RunCurves:
@@ -185,13 +212,13 @@ def read_run(folder: Path | str) -> RunCurves:
         about = config.pop("about", {})
         _check(config, about)
         rows = [row for _, row in read_lines(folder / METRICS)]
-        by_values = any("fitness" in row for row in rows[:1])
+        of_trainer = any("rows_per_second" in row for row in rows[:1])
         figures = (
-            ("rows_per_second", "seconds", "fitness", "fitness_best", "nonzero_ratio")
-            if by_values
+            ("rows_per_second", "seconds")
+            if of_trainer
             else ("tokens_per_second", "seconds", "loss")
         )
-        if rows and not by_values:  # what its tokens are counted by
+        if rows and not of_trainer:  # what its tokens are counted by
             counted = ("pop", "group_size") if "pop" in config else ("streams",)
             if missing := {*counted, "seq_len"} - config.keys():
                 raise KeyError(*sorted(missing))
@@ -199,17 +226,24 @@ def read_run(folder: Path | str) -> RunCurves:
             np.array([row[name] for row in rows], np.float64)
             for name in ("step", "update_rate", *figures)
         ]
-        valid = [(row["step"], per_unit(row)) for row in rows if "val_loss" in row]
-        validations = np.array(valid, np.float64).reshape(-1, 2).T
-        beside = [(row["step"], row[MIXED]) for row in rows if "val_loss" in row and MIXED in row]
-        with_counts = np.array(beside, np.float64).reshape(-1, 2).T
+        validated = [row for row in rows if "val_loss" in row]
+        validations = _points([(row["step"], per_unit(row)) for row in validated])
+        with_counts = _points([(row["step"], row[MIXED]) for row in validated if MIXED in row])
+        named: dict[Metric, Values] = {
+            name: _points([(row["step"], row[name]) for row in rows if name in row])
+            for name in (*OF_VALUES, "loss", "error")
+        }
         if any(column.ndim != 1 for column in (*columns, *validations)):
             raise ValueError("a figure is a list")
-        if not by_values:  # the members' loss in the unit of validation
+        for row in rows if of_trainer else ():
+            if "error" not in row and (lost := [name for name in OF_VALUES if name not in row]):
+                raise KeyError(lost[0])
+        if not of_trainer:  # the members' loss in the unit of validation
             unit = next((per_unit(r) / r["val_loss"] for r in rows if r.get("val_loss")), 1)
             with np.errstate(over="ignore", invalid="ignore"):  # of a file that is damaged
                 columns[-1] *= unit
-        if not all((abs(c) <= MOST).all() for c in (*columns, *validations, *with_counts)):
+        every = (*columns, *validations, *with_counts, *named.values())
+        if not all((abs(c) <= MOST).all() for c in every):
             raise ValueError("a figure is not finite")
         if (columns[0] < 1).any() or (np.diff(columns[0]) <= 0).any():
             raise ValueError("updates are not in their order")
@@ -227,10 +261,16 @@ def read_run(folder: Path | str) -> RunCurves:
     if not rows:
         raise InputError(f"the run in {str(folder)!r} has made no update yet: plot it later.")
     name = folder.resolve().name
-    if by_values:
-        return TrainerCurves(name, config, about, *columns)
+    if of_trainer:
+        steps, rate, speed, seconds = columns
+        return TrainerCurves(name, config, about, steps, rate, speed, seconds, named)
     columns += [*validations, with_counts]
     return LanguageCurves(name, config, about, *columns)
+
+
+def _points(pairs: list[tuple[Any, Any]]) -> Values:
+    """Updates and a figure of each, [2, updates]."""
+    return np.array(pairs, np.float64).reshape(-1, 2).T
 
 
 def per_unit(row: dict[str, Any]) -> float:

@@ -55,6 +55,7 @@ TITLES: Final[dict[Metric, str]] = {
     "tokens_per_second": "throughput",
     "fitness": "fitness, mean of the members",
     "fitness_best": "fitness of the best member",
+    "error": "errors at the outputs",
     "nonzero_ratio": "pairs whose members differ in value",
     "rows_per_second": "throughput",
 }
@@ -96,38 +97,68 @@ def _language(run: RunCurves) -> Figure:
     figure = new_figure(8, 7.5)
     top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])
     _loss(top, run)
-    _panel(middle, run.steps, 100 * run.rate, RATE, "weights that moved", "% per update")
-    speed = "throughput" + " of all members" * run.has_members
-    _panel(bottom, run.steps, run.speed, SPEED, speed, "tokens per s")
+    _moved(middle, run)
+    _speed(bottom, run)
     bottom.set_xlabel("update")
-    bottom.yaxis.set_major_formatter(_prefixes())
     return figure
 
 
 def _trainer(run: TrainerCurves) -> Figure:
-    figure = new_figure(8, 8.5)
-    top, moved, differ, speed = figure.subplots(4, 1, sharex=True, height_ratios=[3, 1, 1, 1])
-    for values, colour, name in ((run.best, VALID, "best member"), (run.fitness, TRAIN, "mean")):
-        top.plot(run.steps, values, color=colour, lw=0.8, alpha=0.3)
-        label = f"{name}: {_brief(smooth(values)[-1])} at the end"
-        few = _marker(run.steps)
-        top.plot(
-            run.steps, smooth(values), color=colour, lw=1.6, marker=few, markersize=3, label=label
-        )
-    top.set(ylabel="value told", title="fitness")
-    top.legend(loc="best")
-    _panel(moved, run.steps, 100 * run.rate, RATE, "weights that moved", "% per update")
+    evolves, learns = run.has_members, run.has("error")
+    tall, low = [_fitness] * evolves + [_learnt] * learns, [_moved, *[_differ] * evolves, _speed]
+    heights = [3] * len(tall) + [1] * len(low)
+    figure = new_figure(8, 2.5 + sum(heights))
+    every = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    for draw, axes in zip((*tall, *low), every, strict=True):
+        draw(axes, run)
+    every[-1].set_xlabel("update")
+    return figure
+
+
+def _fitness(axes: Axes, run: TrainerCurves) -> None:
+    _line(axes, run, "fitness_best", VALID, "best member")
+    _line(axes, run, "fitness", TRAIN, "mean")
+    axes.set(ylabel="value told", title="fitness")
+    axes.legend(loc="best")
+
+
+def _learnt(axes: Axes, run: TrainerCurves) -> None:
+    """The loss of the rows, or the size of errors that the caller gave."""
+    metric: Metric = "loss" if run.has("loss") else "error"
+    _line(axes, run, metric, TRAIN, TITLES[metric])
+    axes.set(ylabel=run.unit_of(metric), title=TITLES[metric])
+    axes.legend(loc="best")
+
+
+def _line(axes: Axes, run: TrainerCurves, metric: Metric, colour: str, name: str) -> None:
+    steps, values = run.points[metric]
+    mean = smooth(values)
+    axes.plot(steps, values, color=colour, lw=0.8, alpha=0.3)
+    axes.plot(
+        steps, mean, color=colour, lw=1.6, marker=_marker(steps), markersize=3,
+        label=f"{name}: {_brief(mean[-1])} at the end",
+    )  # fmt: skip
+
+
+def _moved(axes: Axes, run: RunCurves) -> None:
+    _panel(axes, run.steps, 100 * run.rate, RATE, "weights that moved", "% per update")
+
+
+def _differ(axes: Axes, run: TrainerCurves) -> None:
     lively = 100 * MIN_DIFFERING
     heading = f"{TITLES['nonzero_ratio']}: below {lively:g} % hardly anything is learnt"
-    _panel(differ, run.steps, 100 * run.differing, DIFFER, heading, "% per update")
-    differ.set_yscale("symlog", linthresh=lively)  # so that what is below can be told from nothing
-    differ.set_ylim(0, 130)
-    differ.set_yticks([0, lively, 10, 100], ["0", f"{lively:g}", "10", "100"])
-    differ.axhline(lively, color=REFERENCE, lw=0.9, ls="--", alpha=0.7)
-    _panel(speed, run.steps, run.speed, SPEED, "throughput of all members", "rows per s")
-    speed.yaxis.set_major_formatter(_prefixes())
-    speed.set_xlabel("update")
-    return figure
+    steps, ratio = run.points["nonzero_ratio"]
+    _panel(axes, steps, 100 * ratio, DIFFER, heading, "% per update")
+    axes.set_yscale("symlog", linthresh=lively)  # so that what is below can be told from nothing
+    axes.set_ylim(0, 130)
+    axes.set_yticks([0, lively, 10, 100], ["0", f"{lively:g}", "10", "100"])
+    axes.axhline(lively, color=REFERENCE, lw=0.9, ls="--", alpha=0.7)
+
+
+def _speed(axes: Axes, run: RunCurves) -> None:
+    of_all = " of all members" * run.has_members
+    _panel(axes, run.steps, run.speed, SPEED, "throughput" + of_all, f"{run.over} per s")
+    axes.yaxis.set_major_formatter(_prefixes())
 
 
 def compare(
@@ -148,7 +179,7 @@ def compare(
         InputError: a folder holds no run with that figure, or the picture cannot be written.
     """
     runs = told_apart([read_run(folder) for folder in folders], folders)
-    metric = metric or runs[0].metrics[0]
+    metric = metric or runs[0].main
     for folder, run in zip(folders, runs, strict=True):
         if type(run) is not type(runs[0]):
             raise InputError(
@@ -161,9 +192,8 @@ def compare(
                 f"{', '.join(run.metrics)}."
             )
         if not len(run.curve(metric)[0]):
-            raise InputError(
-                f"the run in {str(folder)!r} has not been validated yet: leave it out."
-            )
+            lacks = "has not been validated yet" if metric == "val_loss" else f"has no {metric}"
+            raise InputError(f"the run in {str(folder)!r} {lacks}: leave it out.")
     lines = labelled(runs, labels, metric, group_seeds)
     series = [line._replace(label=legend_name(line.label)) for line in lines]
     with style():
@@ -317,8 +347,9 @@ def _prefixes() -> Any:
 def _title(run: RunCurves) -> str:
     c, name = run.config, run.name
     if isinstance(run, TrainerCurves):
-        options = ", ".join(f"{key} {c.get(key)}" for key in ("rule", "sigma_shift", "seed"))
-        return f"{name}: {c.get('estimator')}, population {c.get('pop')}, {options}"
+        keys = ("pop", "rule", "sigma_shift", "seed") if run.has_members else ("rule", "seed")
+        words = ", ".join(f"{key} {c.get(key)}".replace("pop ", "population ") for key in keys)
+        return f"{name}: {c.get('estimator')}, {words}"
     data = Path(str(c.get("data"))).name
     recipe = f"recipe {c['recipe']}, " if c.get("recipe", "paper") != "paper" else ""
     trained = f"{recipe}population {c.get('pop')}, rank {c.get('rank')}"
