@@ -234,6 +234,37 @@ def test_shapes_are_checked():
         Kernels("avx1024")
 
 
+def test_what_cannot_be_written_or_reached_is_refused(tmp_path: Path):
+    k, f = Kernels(), np.float32
+    a, square = np.ones((4, 4), f), np.ones((4, 4), f)
+    square.flags.writeable = False
+    net = TwoLayers(a[:, :3], np.ones((5, 3), f), np.ones(5, f), np.ones((2, 5), f), np.ones(2, f))
+    made = Gradients(np.empty((5, 3), f), np.empty(5, f), np.empty((2, 5), f), np.empty(2, f))
+    a1, dy, space = np.ones((4, 5), f), np.ones((4, 2), f), k.workspace(4, 5)
+    k.mlp_backward(net, a1, dy, made, space)
+    far = np.lib.stride_tricks.as_strided(a, (2, 4), (2**33, 4))  # never read
+    for work, said in (
+        (lambda: k.matmul("nn", a, a, square), "read-only"),
+        (lambda: k.linear(a, a, None, out=square), "read-only"),
+        (lambda: k.linear_backward(a, a, square, None, None, np.empty_like(a), y=a), "read-only"),
+        (lambda: k.mlp_backward(net, a1, dy, made._replace(db1=None), space), "db1 is None"),
+        (lambda: k.mlp_backward(net, a1, dy, made._replace(dw2=None), space), "dw2 is None"),
+        (lambda: k.matmul("nn", far, a), "beyond 2147483647"),
+        (lambda: k.matmul("nn", a, a.copy(), a), "must not overlap"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            work()
+    k.linear_backward(a, a, square, None, None, np.empty_like(a))  # not masked, it is only read
+
+
+def test_sums_of_nothing_are_0(kernels: Kernels):
+    f = np.float32
+    for m, k, n in ((5, 0, 39), (0, 4, 3), (4, 3, 0), (0, 0, 0)):
+        product = kernels.matmul("nn", np.zeros((m, k), f), np.zeros((k, n), f))
+        np.testing.assert_array_equal(product, np.zeros((m, n), f))
+    np.testing.assert_array_equal(kernels.column_sums(np.zeros((0, 5), f)), np.zeros(5, f))
+
+
 def test_an_instruction_set_can_be_named(monkeypatch: pytest.MonkeyPatch):
     best = float_kernels.load().float_kernels_best
     for isa in float_kernels.isas():

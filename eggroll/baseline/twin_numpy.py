@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -540,18 +541,25 @@ def one_thread() -> Iterator[None]:
     """NumPy's BLAS on one thread inside, on as many as before outside; only OpenBLAS is known.
 
     Its threads spin while they wait: beside other work, small products then take far longer than
-    with one. Threads that each compute a share of the streams need no more.
+    with one. Threads that each compute a share of the streams need no more. The number is the
+    process's: the last thread that leaves puts it back.
     """
     if not (functions := _openblas()):
         yield
         return
     get_threads, set_threads = functions
-    threads = get_threads()
-    set_threads(1)
+    with _blas_lock:
+        _before.append(get_threads())
+        set_threads(1)
     try:
         yield
     finally:
-        set_threads(threads)
+        with _blas_lock:
+            set_threads(_before.pop())
+
+
+_blas_lock = threading.Lock()
+_before: list[int] = []  # numbers of threads that those inside found: all but the first 1
 
 
 @cache

@@ -33,6 +33,7 @@ _owner: list[int] = []
 
 def check_process() -> None:
     """Raises InputError in a fork of a process that had an engine, where MLX runs on a GPU."""
+    serve_forks()
     if not _owner:
         _owner.append(os.getpid())
     if _owner[0] != os.getpid() and mx.default_device() != mx.Device(mx.cpu):
@@ -77,7 +78,6 @@ class Engine(ABC):
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
         check_process()
         program.check()
-        serve_forks()
         self.program = program
         self.threads = threads
         self.block_tokens = block_tokens

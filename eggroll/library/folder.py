@@ -44,13 +44,15 @@ class TrainerLog:
     def __init__(self, path: Path) -> None:
         """Locks a folder that is there."""
         self.path, self.saved, self.closed = path, -1, False
+        self._process = os.getpid()
         self._rows: list[Row] = []  # not yet on the disk
         self._metrics: Metrics | None = None
         self._tracking: trackers.Tracking | None = None
         self._open = ExitStack()
         with in_folder(path):
             self._open.enter_context(Folder(path))
-        weakref.finalize(self, self._open.close)  # who forgets to close it keeps no lock
+        # Who forgets to close it keeps no lock.
+        weakref.finalize(self, _close, self._open, self._process)
 
     @classmethod
     def new(cls, path: Path) -> Self:
@@ -112,9 +114,15 @@ class TrainerLog:
             self._metrics.sync()
 
     def check_open(self) -> None:
-        """Raises InputError after `close`."""
+        """Raises InputError after `close`, and in a fork of the process that writes into it."""
         if self.closed:
             raise InputError(f"The folder {str(self.path)!r} is closed: {self.hint}.")
+        if self._process != os.getpid():
+            raise InputError(
+                f"The folder {str(self.path)!r} is written by process {self._process}, of which "
+                f"process {os.getpid()} is a fork: go on there, or here with a copy of the "
+                "Trainer, which has no folder (copy.deepcopy)."
+            )
 
     def heed_signals(self) -> None:
         """Makes SIGTERM and a lost terminal interrupt as Ctrl-C does, until the folder is closed.
@@ -127,7 +135,7 @@ class TrainerLog:
 
     def finish(self, step: int, save: Callable[[], None]) -> None:
         """Saves an update that the checkpoint lacks, and gives the folder free."""
-        if self.closed:
+        if self.closed or self._process != os.getpid():
             return
         with uninterrupted():
             try:
@@ -144,7 +152,7 @@ class TrainerLog:
     def close(self) -> None:
         """Gives the folder free; may be called again."""
         self.closed = True
-        self._open.close()
+        _close(self._open, self._process)
 
     @contextmanager
     def closed_by_errors(self) -> Iterator[None]:
@@ -153,6 +161,12 @@ class TrainerLog:
         except BaseException:
             self.close()
             raise
+
+
+def _close(what: ExitStack, process: int) -> None:
+    """Closes what a process has opened, if it is this one and not a fork of it."""
+    if os.getpid() == process:
+        what.close()
 
 
 class Extras(NamedTuple):

@@ -35,9 +35,14 @@ class FloatModel:
 
     def __init__(self, twin: Twin, weights: Leaves) -> None:
         self.twin, self.weights = twin, weights
+        mx.eval(weights)  # what is left to compute belongs to the thread that began it
         self.back: Pullback | None = None  # of the last call
         self._reader = RowReader(twin.program, None, self._outputs)
         self._state: mx.array | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the way back of the last call, so that a copy begins with a call."""
+        return {**vars(self), "back": None}
 
     def reset(self) -> None:
         """Zeroes the state."""
@@ -123,6 +128,7 @@ class GradientTrainer:
                 not fit it, or a number out of its range.
         """
         check_trainable(net)
+        engines.check_process()
         for name, given in (
             ("learning_rate", learning_rate), ("weight_decay", weight_decay),
             ("clip_norm", clip_norm),
@@ -133,13 +139,14 @@ class GradientTrainer:
         if not isinstance(carry, bool):
             raise InputError(f"carry is {shown(carry)}: True or False is needed.")
         seed = whole_number("seed", seed, 0, (1 << 64) - 1)
-        threads = whole_number("threads", threads, 0)
+        threads = whole_number("threads", threads, 0, 1024)
         self.program, self.carry, self.step = net, carry, 0
         self.learning_rate, self.clip_norm = learning_rate, clip_norm
         self.twin, self._threads = twin_for(net, threads), threads
         first = initial_weights(net, seed) if weights is None else checked_weights(net, weights)
         self._running = FloatModel(self.twin, dequantise(first))
         self._optimizer = AdamW(self.weights, betas, weight_decay)
+        mx.eval(self._optimizer.state)
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     @property
@@ -159,8 +166,10 @@ class GradientTrainer:
         does: first the float network, then the int8 network, both with a zero state.
 
         Raises:
-            InputError: a weight is not finite.
+            InputError: a weight is not finite, or the loss is no function that returns a number.
         """
+        if not (loss is None or callable(loss)):
+            raise InputError(f"loss is {shown(loss)}: a function of a model is needed.")
         real = {name: np.array(w) for name, w in self.weights.items()}
         for name, w in real.items():
             if not np.isfinite(w).all():
@@ -179,7 +188,8 @@ class GradientTrainer:
             real = {name: a / (256 if wide[name] else 16) for name, a in outputs.items()}
             return real if len(real) > 1 else real.popitem()[1]
 
-        return Quantised(whole, clipped, float(loss(self.model)), float(loss(in_real_units)))
+        before, after = (_number(loss(model)) for model in (self.model, in_real_units))
+        return Quantised(whole, clipped, before, after)
 
     def ask(
         self,
@@ -230,8 +240,8 @@ class GradientTrainer:
         for name in ("learning_rate", "clip_norm"):
             _not_negative(name, getattr(self, name))
         weights = self._optimizer.update(self.weights, gradient, self.learning_rate, self.clip_norm)
+        mx.eval(weights, self._optimizer.state)
         self._shapes, self._running.back, self._running.weights = {}, None, weights
-        mx.eval(self.weights, self._optimizer.state)
         self.step += 1
 
     def _named(self, arrays: Any) -> dict[str, Any]:
@@ -263,6 +273,13 @@ class GradientTrainer:
             raise InputError(f"a slope of {name!r} is not finite: try a lower learning_rate.")
         by_row = array.reshape(len(array), -1, array.shape[-1]).swapaxes(0, 1)
         return mx.array(np.ascontiguousarray(by_row))
+
+
+def _number(loss: Any) -> float:
+    try:
+        return float(loss)
+    except (TypeError, ValueError):
+        raise InputError(f"loss returned {shown(loss)}: a number is needed.") from None
 
 
 def _not_negative(name: str, value: Any) -> None:

@@ -293,7 +293,7 @@ def checked_weights(net: Program, given: Any) -> Leaves:
             )
         if array.min(initial=0) < -LIMIT:
             raise InputError(f"weights of {leaf.name!r} have -128: -127 to 127 are allowed.")
-        made[leaf.name] = mx.array(array)
+        made[leaf.name] = mx.array(np.ascontiguousarray(array))
     return made
 
 
@@ -926,6 +926,8 @@ class Trainer:
             InputError: missing, damaged, foreign, in use, of another network, or options that do
                 not go together.
         """
+        if net is not None:
+            check_trainable(net)
         with trainer_log.opened(path_of(path)) as (file, log):
             saved = trainer_log.read(file, net, changes)
             self = cls.__new__(cls)

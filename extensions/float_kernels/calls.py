@@ -19,6 +19,7 @@ from float_kernels.library import best
 Floats = NDArray[np.float32]
 KINDS = {"erf": 0, "tanh": 1, "slope": 2}
 TRANSPOSED = {"nn": 0, "nt": 1, "tn": 2}
+LONGEST = 2**31 - 1  # rows, columns and leading dimensions are int32 in C
 PARTS = "dw2", "db2", "d_a1", "dw1", "dx", "total"
 
 
@@ -80,35 +81,52 @@ class Gradients(NamedTuple):
 
     def struct(self, net: TwoLayers) -> _Gradients:
         """The same for C."""
+        for name in ("dw1", "db1", "dw2", "db2"):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} is None: only dx may be left out")
         _expect(self.dw1, net.w1.shape)
         _expect(self.dw2, net.w2.shape)
         if self.dx is not None:
             _expect(self.dx, net.x.shape)
-        (dw1, ld1), (dw2, ld2), (dx, ldx) = at(self.dw1), at(self.dw2), at(self.dx)
-        db1, db2 = _vector(self.db1, len(net.b1)), _vector(self.db2, len(net.b2))
+        matrices = [at(a, writes=True) for a in (self.dw1, self.dw2, self.dx)]
+        (dw1, ld1), (dw2, ld2), (dx, ldx) = matrices
+        db1 = _vector(self.db1, len(net.b1), writes=True)
+        db2 = _vector(self.db2, len(net.b2), writes=True)
         return _Gradients(dw1, db1, dw2, db2, dx, ld1, ld2, ldx)
 
 
-def at(a: Floats | None) -> tuple[int | None, int]:
-    """(address, leading dimension) of a matrix; (None, 0) for None."""
+def at(a: Floats | None, *, writes: bool = False) -> tuple[int | None, int]:
+    """(address, leading dimension) of a matrix, which a kernel may write; (None, 0) for None."""
     if a is None:
         return None, 0
     if a.dtype != np.float32 or a.ndim != 2:
         raise ValueError(f"a float32 matrix is needed, not {a.dtype} {a.shape}")
-    if a.shape[1] > 1 and a.strides[1] != 4:
+    _writable(a, writes)
+    if a.shape[1] > 1 and a.shape[0] and a.strides[1] != 4:
         raise ValueError(f"rows of a matrix must be contiguous, not {a.strides[1]} bytes apart")
-    ld = a.strides[0] // 4 if a.shape[0] > 1 else a.shape[1]
-    if ld < a.shape[1] or (a.shape[0] > 1 and a.strides[0] % 4):
+    apart = a.shape[0] > 1 and a.shape[1] > 0
+    ld = a.strides[0] // 4 if apart else a.shape[1]
+    if ld < a.shape[1] or (apart and a.strides[0] % 4):
         raise ValueError(f"rows {a.strides[0]} bytes apart cannot hold {a.shape[1]} floats")
+    if max(ld, *a.shape) > LONGEST:
+        raise ValueError(f"a matrix {a.shape} with rows {ld} floats apart is beyond {LONGEST}")
     return a.ctypes.data, ld
 
 
-def _vector(a: NDArray[Any] | None, n: int, dtype: type = np.float32) -> int | None:
+def _vector(
+    a: NDArray[Any] | None, n: int, dtype: type = np.float32, *, writes: bool = False
+) -> int | None:
     if a is None:
         return None
     if a.dtype != dtype or a.size != n or not a.flags.c_contiguous:
         raise ValueError(f"{n} contiguous {np.dtype(dtype)} are needed, not {a.dtype} {a.shape}")
+    _writable(a, writes)
     return int(a.ctypes.data)
+
+
+def _writable(a: NDArray[Any], writes: bool) -> None:
+    if writes and not a.flags.writeable:
+        raise ValueError(f"an array {a.shape} that is written is read-only")
 
 
 def _expect(a: NDArray[Any], shape: tuple[int, ...]) -> None:
@@ -138,7 +156,9 @@ class Kernels:
             raise ValueError(f"{a.shape} and {b.shape} do not fit for a product {kind!r}")
         out = np.empty((m, n), np.float32) if out is None else out
         _expect(out, (m, n))
-        operands = *at(a), *at(b), *at(out)
+        operands = *at(a), *at(b), *at(out, writes=True)
+        if out.size and operands[4] in (operands[0], operands[2]):
+            raise ValueError("out is an operand: they must not overlap")
         self.table.sgemm(TRANSPOSED[kind], m, n, k, *operands, accumulate, self.threads)
         return out
 
@@ -152,12 +172,12 @@ class Kernels:
     def matmul_packed(
         self, a: Floats, packed: Floats, n: int, out: Floats | None = None, accumulate: bool = False
     ) -> Floats:
-        """a b, b [k, n] packed."""
+        """a b, b [k, n] packed; n as there, which panels, whole, do not say."""
         m, k = a.shape
         out = np.empty((m, n), np.float32) if out is None else out
         _expect(out, (m, n))
         panels = _vector(packed, self.table.packed_floats(k, n))
-        self.table.sgemm_packed(m, n, k, *at(a), panels, *at(out), accumulate, self.threads)
+        self.table.sgemm_packed(m, n, k, *at(a), panels, *at(out, writes=True), accumulate, self.threads)
         return out
 
     def linear(
@@ -175,8 +195,8 @@ class Kernels:
         _expect(w, (n, k))
         out = np.empty((rows, n), np.float32) if out is None else out
         _expect(out, (rows, n))
-        mask = _vector(bits, rows * words(n), np.uint32)
-        rest = _vector(bias, n), *at(out), relu, mask, self.threads
+        mask = _vector(bits, rows * words(n), np.uint32, writes=True)
+        rest = _vector(bias, n), *at(out, writes=True), relu, mask, self.threads
         if packed is None:
             self.table.linear(rows, n, k, *at(x), *at(w), *rest)
         else:
@@ -208,9 +228,10 @@ class Kernels:
             if a is not None:
                 _expect(a, shape)
         mask = _vector(bits, rows * words(n), np.uint32)
+        slopes = at(dy, writes=not (y is None and bits is None))
+        made = *at(dw, writes=True), _vector(db, n, writes=True), *at(dx, writes=True)
         self.table.linear_backward(
-            *(rows, n, k, *at(x), *at(w), *at(dy), *at(y), mask, *at(dw), _vector(db, n)),
-            *(*at(dx), accumulate, self.threads),
+            *(rows, n, k, *at(x), *at(w), *slopes, *at(y), mask, *made, accumulate, self.threads)
         )
 
     def workspace(self, rows: int, hidden: int) -> Floats:
@@ -224,8 +245,9 @@ class Kernels:
         rows, hidden = len(net.x), len(net.w1)
         _expect(a1, (rows, hidden))
         _expect(y, (rows, len(net.w2)))
-        mask = _vector(bits, rows * words(hidden), np.uint32)
-        self.table.mlp_forward(ctypes.byref(net.struct()), *at(a1), mask, *at(y), self.threads)
+        mask = _vector(bits, rows * words(hidden), np.uint32, writes=True)
+        filled = *at(a1, writes=True), mask, *at(y, writes=True)
+        self.table.mlp_forward(ctypes.byref(net.struct()), *filled, self.threads)
 
     def mlp_backward(
         self,
@@ -251,9 +273,10 @@ class Kernels:
         """Fills pre, act [rows, hidden], with rows equally far apart, and y [rows, out]."""
         ldh = _alike(pre, act, (len(net.x), len(net.w1)))
         _expect(y, (len(net.x), len(net.w2)))
-        hidden = pre.ctypes.data, act.ctypes.data, ldh
+        hidden = at(pre, writes=True)[0], at(act, writes=True)[0], ldh
+        filled = *hidden, *at(y, writes=True)
         call = self.table.ffn_forward
-        call(KINDS[kind], ctypes.byref(net.struct()), *hidden, *at(y), slope, self.threads)
+        call(KINDS[kind], ctypes.byref(net.struct()), *filled, slope, self.threads)
 
     def ffn_backward(
         self,
@@ -277,7 +300,7 @@ class Kernels:
         self, net: TwoLayers, out: Gradients, workspace: Floats, profile: Profile | None
     ) -> tuple[object, ...]:
         seconds = None if profile is None else ctypes.byref(profile)
-        space = _vector(workspace, workspace.size), workspace.size
+        space = _vector(workspace, workspace.size, writes=True), workspace.size
         return ctypes.byref(out.struct(net)), *space, seconds, self.threads
 
     def map(self, name: str, x: Floats) -> Floats:
