@@ -212,6 +212,7 @@ def test_every_instruction_set_has_a_limit(isa: str, monkeypatch: pytest.MonkeyP
         ("--picture out.xyz", "--picture 'out.xyz' does not end in .png"),
         ("--csv .", "--csv '.' is no place for a file"),
         ("--csv -", "--csv '-' is no place for a file"),
+        ("--json a.png --picture ./a.png", "--json and --picture are both 'a.png'"),
         ("--pops", "--pops"),
     ],
 )

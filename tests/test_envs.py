@@ -37,7 +37,7 @@ def test_quantise_rounds_and_clips():
         ([1.0, 2.0], [1, 2, 3], r"^scale has the shape \[3\]: .* 2 values of a row"),
         ([1.0], 0, r"^scale is 0: a number above 0"),
         ([1.0], np.inf, r"^scale is inf: a number above 0"),
-        (np.float32([np.inf]), 5e-324, r"^scale is 5e-324: a number above 0"),
+        (np.float32([np.inf]), 5e-324, r"^scale is 5e-324: a number above 0 that float32 holds"),
         (np.int8([0]), 1e39, r"^scale is 1e\+39: a number above 0"),
         ([1.0], np.nan, r"^scale is nan: a number above 0"),
     ],

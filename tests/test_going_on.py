@@ -323,6 +323,64 @@ def test_a_fork_goes_on(when: str, engine: str):
     assert done.returncode == 0
 
 
+FLOAT_FORK = """
+import os, sys, threading
+import numpy as np
+import eggroll as eg
+x = np.ones((4, 3), np.int8)
+es = eg.GradientTrainer(eg.networks.mlp(3, [8], 2))
+for _ in range(int(sys.argv[1])):
+    es.tell_gradient(es.ask(x))
+child = os.fork()
+if child == 0:
+    threading.Timer(20, lambda: os._exit(3)).start()
+    try:
+        es.tell_gradient(es.ask(x))
+        os._exit(es.step - 1 - int(sys.argv[1]))
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+        os._exit(5)
+es.tell_gradient(es.ask(x))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.parametrize("updates", [0, 1])
+def test_a_fork_of_a_gradient_trainer_goes_on(updates: int):
+    command = [sys.executable, "-W", "ignore", "-c", FLOAT_FORK, str(updates)]
+    assert subprocess.run(command, timeout=100, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_fork_writes_into_no_folder_of_its_parent(tmp_path: Path):
+    es = trainer(feed_forward(), out=tmp_path / "run", checkpoint_every=1)
+    run(es, 1)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with pytest.raises(InputError, match=r"is written by process [0-9]+, of which"):
+                run(es, 1)
+            with pytest.raises(InputError, match=r"is written by process"):
+                es.save()
+            es.close()
+            run(copy.deepcopy(es), 1)
+            os.write(write, b"as told")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    assert os.read(read, 100) == b"as told"
+    os.close(read)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == files
+    run(es, 1)
+    es.close()
+    assert Trainer.load(tmp_path / "run" / "checkpoint.safetensors").step == 2
+
+
 def test_a_fork_with_a_gpu_gets_a_sentence(monkeypatch: pytest.MonkeyPatch):
     es = trainer(feed_forward())
     monkeypatch.setattr(base, "_owner", [os.getpid() + 1])

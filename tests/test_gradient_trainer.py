@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from eggroll.baseline import twin_numpy
 from eggroll.errors import InputError
 from eggroll.library.gradient_trainer import GradientTrainer
 from eggroll.library.trainer import Trainer
@@ -229,6 +235,48 @@ def test_a_policy_has_one_output_for_the_caller():
     shapes = []
     trainer.quantised(lambda model: shapes.append(model(int8((4, 3))).shape) or 0.0)
     assert (trainer.step, shapes) == (1, [(4, 2), (4, 2)])
+
+
+def test_copies_are_as_before_a_call():
+    trainer, x, wanted = trained_on_xor()
+    trainer.ask(x)
+    model = trainer.model
+    known = model(x)
+    for made in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer))):
+        with pytest.raises(InputError, match="without ask before it"):
+            made.tell_gradient(wanted)
+        made.tell_gradient(made.ask(x) - wanted)
+        assert made.step == trainer.step + 1
+    assert np.array_equal(pickle.loads(pickle.dumps(model))(x), known)
+
+
+def test_threads_may_take_turns():
+    """What one thread begins another may go on with, and BLAS has its threads in the end."""
+    made: list[GradientTrainer] = []
+    x = int8((64, 3))
+
+    def update():
+        made[0].tell_gradient(made[0].ask(x) / 64)
+
+    threads = twin_numpy._openblas()
+    before = threads and threads[0]()
+    for work in (lambda: made.append(GradientTrainer(mlp(3, [4], 2), threads=2)), update, update):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    update()
+    assert made[0].step == 3
+    others = [GradientTrainer(mlp(3, [4], 2), threads=1) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda es: [es.tell_gradient(es.ask(x) / 64) for _ in range(50)], others))
+    assert all(np.array_equal(es.model(x), others[0].model(x)) for es in others)
+    assert (threads and threads[0]()) == before
+
+
+@pytest.mark.parametrize("loss", [3, lambda model: None, lambda model: np.ones(3)])
+def test_a_loss_that_is_none_is_named(loss):
+    with pytest.raises(InputError, match=r"^loss (is|returned) "):
+        GradientTrainer(mlp(3, [4], 2)).quantised(loss)
 
 
 def test_weights_beyond_int8_are_counted_and_nan_is_refused():

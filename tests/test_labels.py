@@ -246,6 +246,13 @@ def test_real_errors_are_rounded_by_chance_and_errors_may_be_computed():
     assert es.signature == other.signature
 
 
+def test_a_loss_of_no_target_is_none():
+    es, x = trainer(dense()), inputs(2, 32)
+    update = es.learn(x, -np.ones(x.shape[:2], int))
+    assert math.isnan(update.loss)
+    assert update.error == 0
+
+
 def test_errors_of_members_equal_those_of_rows():
     """`ask`, their rows one by one, and `tell_errors` are `learn` of all rows."""
     options = {"pop": R}

@@ -132,7 +132,7 @@ def test_other_systems(system: str):
     ("value", "on"),
     [
         *((None, True), ("1", True), ("0", False), ("", False), ("true", False), ("2x", True)),
-        *((" 1", True), ("-1", True), ("+0", False), ("00", False)),
+        *((" 1", True), ("-1", True), ("+0", False), ("00", False), ("9" * 5000, True)),
     ],
 )
 def test_tf32_as_atoi_reads_it(value: str | None, on: bool):

@@ -87,11 +87,11 @@ def test_arrays_of_any_layout_are_kept_as_they_were(tmp_path: Path):
     np.testing.assert_array_equal(other.made["live"], np.zeros(3))
 
 
-@pytest.mark.parametrize("made", [3, {"a": "text"}, {"a": np.array([None])}, {"a": 1j}])
+@pytest.mark.parametrize("made", [3, {"a": "text"}, {"a": np.array([None])}, {"a": 1j}, {1: 1.0}])
 def test_what_cannot_be_kept(made: Any):
     kept = Kept()
     kept.made = made
-    with pytest.raises(InputError, match=r"dict by name|64 bits at most"):
+    with pytest.raises(InputError, match=r"dict by name|64 bits at most|names must be texts"):
         trainer().keep(kept)
     with pytest.raises(InputError, match="needs methods `arrays` and `restore`"):
         trainer().keep(3)  # type: ignore[arg-type]

@@ -248,6 +248,16 @@ def test_changed_data_are_named_at_the_first_update_that_reads_them(
     assert "has changed since the run began, though no update" in said
 
 
+def test_words_are_looked_at_before_any_work(call: Command, run: Path):
+    for words, says in (
+        (("--engine", "foo"), "engine 'foo' is unknown"),
+        (("--data", "count"), "--data 'count' has other tokens than"),
+    ):
+        ended = call(run, *words, main=verify.main)
+        assert (ended.code, ended.out) == (2, "")
+        assert says in ended.err
+
+
 def reads(corpus: Corpus, step: int) -> bytes:
     """The tokens and targets of an update of the run."""
     batch = corpus.streams("train", 8, 8, 0).batch(step)

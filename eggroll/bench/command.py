@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+import os
 import platform
 import resource
 import statistics
@@ -115,6 +117,12 @@ def check(options: BenchOptions) -> BenchOptions:
             )
     for name in ("json", "csv", "picture"):
         check_place(f"--{name}", getattr(options, name), screen=name == "json")
+    flags = {f"--{name}": getattr(options, name) for name in ("json", "csv", "picture")}
+    for one, other in itertools.combinations([f for f in flags if flags[f]], 2):
+        if os.path.abspath(flags[one]) == os.path.abspath(flags[other]):
+            raise InputError(
+                f"{one} and {other} are both {flags[one]!r}: give each a file of its own."
+            )
     return options
 
 

@@ -257,6 +257,8 @@ def kept_arrays(thing: CheckpointPart, name: str) -> checkpoint.Arrays:
     given = thing.arrays()
     if not isinstance(given, Mapping):
         raise InputError(f"arrays of {name!r} are {shown(given)}: a dict by name is needed.")
+    if wrong := [key for key in given if not isinstance(key, str)]:
+        raise InputError(f"arrays of {name!r} have {shown(wrong[0])}: names must be texts.")
     made = {key: array_of(f"{key!r} of {name!r}", a) for key, a in given.items()}
     for key, array in made.items():
         if array.dtype.kind not in "biuf" or array.itemsize > 8:

@@ -146,7 +146,9 @@ def quantise(x: ArrayLike, scale: ArrayLike = 16) -> NDArray[np.int8]:
     with np.errstate(over="ignore"):  # what is beyond any number is clipped
         held = by.astype(kind)
         if not (sound := (held > 0) & np.isfinite(held)).all():  # NaN too
-            raise InputError(f"scale is {by[~sound].item(0)}: a number above 0 is needed.")
+            raise InputError(
+                f"scale is {by[~sound].item(0)}: a number above 0 that {kind} holds is needed."
+            )
         product = np.multiply(array, held, dtype=kind)
     scaled = np.asarray(product)  # of a single number, NumPy makes no array
     np.rint(scaled, out=scaled)

@@ -5,6 +5,7 @@ The arithmetic is docs/estimators.md's. Letters: R readers, T rows, n values of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -265,7 +266,7 @@ class Targets(NamedTuple):
         return Rated(side_by_side(program, errors, words.shape), lost)
 
     def mean(self, program: Program, lost: Sequence[int]) -> float:
-        """The mean loss over all rows, or values, that have a target.
+        """The mean loss over all rows, or values, that have a target; NaN if none has.
 
         lost: by output, the sum of what its rows lost.
         """
@@ -274,4 +275,4 @@ class Targets(NamedTuple):
             total += lost[place] * loss.unit
             absent = np.count_nonzero(targets == ABSENT) if loss.least == ABSENT else 0
             count += targets.size - int(absent)
-        return total / max(count, 1)
+        return total / count if count else math.nan

@@ -102,15 +102,15 @@ def verify(options: VerifyOptions) -> str:
         raise InputError(f"{str(folder)!r} is no folder: give that of a run of eggroll.train.")
     chain = read_chain(folder)
     first, last = stretch(options.updates, len(chain.links))
+    config = config_of(chain.header, options, folder)
+    engine, reason = engine_for(config, config.program())
     count = len(chain.links)
     print(
         f"chain: {folder / CHAIN}, updates 1 to {count}, every record follows from the one before"
     )
     print(compare_signs(folder, chain.links))
     saved, why_not = compare_checkpoint(folder, chain)
-    config = config_of(chain.header, options, folder)
     start = start_of(folder, chain.links, first)
-    engine, reason = engine_for(config, config.program())
     print(f"engine: {engine.description}{', ' * bool(reason)}{reason}")
     corpus, changed = corpus_of(config, folder, chain.header)
     learner = new_learner(config, engine)
@@ -298,10 +298,18 @@ def config_of(header: ChainHeader, options: VerifyOptions, folder: Path) -> Conf
             "train by --data to have a run that can be verified."
         )
     config = replace(config, engine=options.engine, threads=options.threads, chunk=0)
-    config = replace(config, data=absolute(options.data)) if options.data else config
-    config.check()
     checkpoint.check_network(header.facts, config, folder / CHAIN)
-    return config
+    if not options.data:
+        config.check()
+        return config
+    there = replace(config, data=absolute(options.data))
+    there.check()
+    if there.program().digest() != config.program().digest():
+        raise InputError(
+            f"--data {options.data!r} has other tokens than {config.data!r}, of which the run in "
+            f"{str(folder)!r} is: give the place of those, or leave --data out."
+        )
+    return there
 
 
 def corpus_of(config: Config, folder: Path, header: ChainHeader) -> tuple[Corpus, str]:

@@ -177,7 +177,9 @@ class Kernels:
         out = np.empty((m, n), np.float32) if out is None else out
         _expect(out, (m, n))
         panels = _vector(packed, self.table.packed_floats(k, n))
-        self.table.sgemm_packed(m, n, k, *at(a), panels, *at(out, writes=True), accumulate, self.threads)
+        self.table.sgemm_packed(
+            m, n, k, *at(a), panels, *at(out, writes=True), accumulate, self.threads
+        )
         return out
 
     def linear(

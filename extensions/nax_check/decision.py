@@ -71,7 +71,7 @@ def generation(architecture: str) -> int:
 
     Whatever is no digit counts as 0, so applegpu_g9p is 9 and a short or empty string 0.
     """
-    text = architecture.encode(errors="surrogateescape")
+    text = architecture.encode(errors="surrogatepass")
     if len(text) < 3:
         return 0
     tens, ones = (byte - 48 if 48 <= byte < 58 else 0 for byte in text[-3:-1])
@@ -87,8 +87,8 @@ def tf32_enabled(value: str | None) -> bool:
     """MLX_ENABLE_TF32 as MLX reads it: on if unset, else C's atoi, so that "true" means off."""
     if value is None:
         return True
-    number = re.match(r"\s*([+-]?[0-9]+)", value)
-    return number is not None and int(number[1]) != 0
+    number = re.match(r"\s*[+-]?([0-9]+)", value)
+    return number is not None and bool(number[1].strip("0"))
 
 
 def decide(facts: Facts) -> Decision:
