@@ -59,6 +59,12 @@ BAD_WEIGHTS: dict[str, tuple[Any, str]] = {
 }
 
 
+def test_weights_that_run_backwards_are_taken():
+    weights = {k: v[::-1] for k, v in trainer(feed_forward()).weights.items()}
+    es = trainer(feed_forward(), weights=weights)
+    assert all(np.array_equal(es.weights[name], leaf) for name, leaf in weights.items())
+
+
 @pytest.mark.parametrize("what", BAD_WEIGHTS)
 def test_bad_weights_get_a_sentence(what: str):
     change, sentence = BAD_WEIGHTS[what]
@@ -275,6 +281,12 @@ def test_copies_go_on_alike(way: str, tmp_path: Path):
 
 def signature_of(es: Trainer) -> str:
     return run(es, 1)
+
+
+def test_what_is_no_network_is_named(tmp_path: Path):
+    trainer(feed_forward()).save(tmp_path / "es.safetensors")
+    with pytest.raises(InputError, match=r"net is of type int: an eggroll\.Program is needed"):
+        Trainer.load(tmp_path / "es.safetensors", net=3)  # type: ignore[arg-type]
 
 
 def test_a_spawned_process_goes_on():
