@@ -51,6 +51,7 @@ from eggroll.training.run import (
     print_header,
     validation_batches,
     write_config,
+    write_tokenizer,
 )
 
 EXAMPLES = (
@@ -160,6 +161,7 @@ def open_run(options: AdamwOptions, stack: ExitStack) -> BaselineRun:
     run.update_rate()
     run.expert = counted_expert(corpus, options)
     print_header(run, "", old_options.steps if old_options else options.steps)
+    write_tokenizer(run)
     run.save()
     write_config(run)
     return run

@@ -95,6 +95,19 @@ class NoObjectError(ValueError):
     """JSON that is none of an object."""
 
 
+class _TwiceError(ValueError):
+    """A name that an object has twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _TwiceError(f"has {shown(twice)} twice")
+    return found
+
+
 def object_in(
     text: str | bytes, schema: Mapping[str, type | UnionType] | None = None
 ) -> dict[str, Any]:
@@ -107,7 +120,9 @@ def object_in(
             the rest of a sentence.
     """
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=_object)
+    except _TwiceError:
+        raise
     except ValueError as error:  # that of text which is no UTF-8 among them
         raise ValueError(f"is not valid JSON ({error})") from None
     except RecursionError:

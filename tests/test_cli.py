@@ -61,7 +61,9 @@ def place(tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     Path("torn.json").write_text('{"pop": ')
     Path("latin.json").write_bytes(b'{"data": "\xff"}')
     Path("list.json").write_text("[1, 2]")
+    Path("twice.json").write_text('{"pop": 64, "about": {"a": 1, "a": 2}, "pop": 32}')
     for name, options in {
+        "resume": {"resume": "run"},
         "unknown": {"popp": 64},
         "text": {"pop": "64"},
         "float": {"steps": 2.5},
@@ -146,6 +148,10 @@ NEW = [
     ("--config torn.json", "'torn.json' is not valid JSON"),
     ("--config latin.json", "'latin.json' is not valid JSON"),
     ("--config list.json", "'list.json' holds [1, 2]|object"),
+    ("--config twice.json", "'twice.json' has 'a' twice"),
+    ("--config resume.json", "'resume', which stands in no file"),
+    ("--config --pop 8", "Missing value for argument '--config'"),
+    ("--resume --pop 8", "Missing value for argument '--resume'"),
     ("--config unknown.json", "unknown option 'popp'|did you mean 'pop'?"),
     ("--config text.json", "'pop'|\"64\"|a whole number"),
     ("--config float.json", "'steps'|2.5|a whole number"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from eggroll.data import text as corpora
 from eggroll.data.corpus import load_corpus
 from eggroll.errors import InputError
 from eggroll.training.config import Config
+from eggroll.training.run import TrainingRun
 
 SMALL = (
     *("--pop", "8", "--steps", "2", "--seq-len", "4", "--width", "8", "--layers", "1"),
@@ -132,6 +134,38 @@ def test_a_run_goes_on_and_is_sampled_by_its_own_tokenizer(run, call: Command, t
     ended = call("--resume", copy)
     assert ended.code == 2
     assert "tokenizer.json" in ended.err
+
+
+def test_another_tokenizer_is_not_written_over(run: Path, call: Command, tmp_path: Path):
+    words = (*SMALL, "--data", eggroll.load(run).config.data, "--vocabulary", 300)
+    (tmp_path / codings.TOKENIZER_FILE).write_text('{"mine": 1}')
+    ended = call(*words, "--out", tmp_path)
+    assert ended.code == 2
+    assert "is another tokenizer than that of this run, and would be written over" in ended.err
+    assert [path.name for path in tmp_path.iterdir()] == [codings.TOKENIZER_FILE]
+    shutil.copy(run / codings.TOKENIZER_FILE, tmp_path)  # the same may lie there
+    assert call(*words, "--out", tmp_path).signature
+
+
+@pytest.mark.parametrize("kind", [TrainingRun, adamw.BaselineRun])
+def test_a_checkpoint_has_its_tokenizer(
+    run: Path, call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
+):
+    """Whenever a run ends, it can go on."""
+    words = ["--data", eggroll.load(run).config.data, "--vocabulary", 300, "--steps", 2]
+    words += ["--width", 16, "--seq-len", 8, "--val-tokens", 512, "--out", tmp_path / "run"]
+    main = {"main": adamw.main} if kind is adamw.BaselineRun else {}
+    words += [] if main else ["--pop", 32]
+    save = kind.save
+
+    def stopped(self: Any) -> None:
+        save(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kind, "save", stopped)
+    assert call(*words, **main).code == 130
+    monkeypatch.setattr(kind, "save", save)
+    assert call("--resume", tmp_path / "run", **main).code == 0
 
 
 @pytest.mark.parametrize("recipe", ["text", "evolution"])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,3 +114,25 @@ def test_a_rule_that_is_no_more_is_named_with_what_took_its_place():
 def test_options_of_older_versions_are_read_by_their_new_names():
     found = options.from_dict({"sample_bytes": 7, "slab": 64}, "here")
     assert found == Config(sample_tokens=7, block_tokens=64)
+
+
+def test_a_file_gives_options_in_python_too(tmp_path: Path):
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"width": 16, "data": "count", "pop": 64}))
+    made = Config(config=str(file), steps=3)
+    assert (made.width, made.data, made.pop, made.steps) == (16, "count", 64, 3)
+    assert Config(config=str(file), pop=32).pop == 32
+    for wrong, says in ((str(tmp_path / "none.json"), "cannot be read"), (3, "^3 is no path")):
+        with pytest.raises(InputError, match=says):
+            Config(config=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_sentence_is_one_whatever_the_screen_can_show(encoding: str):
+    ended = subprocess.run(
+        [sys.executable, "-m", "eggroll.train", "--rule", "foo"], capture_output=True, check=False,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert ended.returncode == 2
+    words = "error: --rule: 'foo' is given, but one of sign, master, whitened, adam is needed; "
+    assert ended.stderr.decode() == words + "see --help.\n"

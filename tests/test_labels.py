@@ -308,6 +308,31 @@ def test_a_policy_learns_by_the_errors_of_its_actions():
     assert (es.model.act(rows) == rows[:, :4].argmax(axis=1)).mean() > 0.8
 
 
+def test_rows_that_are_not_active_have_no_errors():
+    net, x = mlp(3, [16], 4), inputs(3, 8, 5)
+    errors = np.full((8, 5, 4), 50, np.int8)
+    active = np.arange(40).reshape(8, 5) % 3 > 0
+
+    def told(given: Any, masked: Any) -> tuple[str, float]:
+        es = trainer(net, pop=8)
+        es.ask()(x, active=given)
+        return es.tell_errors(masked).error, es.signature
+
+    assert told(active, errors) == told(None, errors * active[..., None])
+    assert told(active, errors)[0] == pytest.approx(50 * active.mean())
+    assert told(np.zeros(8, bool), errors)[0] == 0
+    assert told(active, errors)[1] != told(None, errors)[1]
+
+
+def test_the_size_of_errors_is_that_of_what_the_caller_has():
+    """A policy's own inputs, which are outputs as well, have none."""
+    net, x = mlp(3, [16], 4, policy=True), inputs(3, 40)
+    assert trainer(net).learn(x, errors=np.full((40, 4), -50, np.int8)).error == 50
+    p = np.exp2(trainer(net).model(x) / 16.0)
+    wanted = np.abs(127 * (np.eye(4)[0] - p / p.sum(axis=-1, keepdims=True))).mean()
+    assert trainer(net).learn(x, np.zeros(40, int)).error == pytest.approx(wanted, rel=0.02)
+
+
 def test_labels_are_learnt():
     """Far more than evolution finds in as many updates."""
     random = np.random.default_rng(0)
@@ -335,6 +360,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "error shape": (lambda es: es.learn(inputs(0, 4), errors=[0] * 4), r"\[4, 4\]"),
     "NaN": (lambda es: es.learn(inputs(0, 4), errors=np.full((4, 4), np.nan)), "finite"),
     "rows": (lambda es: es.learn(inputs(0, 4)[:, :2], [0] * 4), "shape"),
+    "values without ask": (lambda es: es.tell([0] * 4), "call tell_errors, or learn"),
     "without ask": (lambda es: es.tell_errors(np.zeros((4, 4))), "ask"),
     "values": (lambda es: (es.ask()(inputs(0, 4)), es.tell([0] * 4)), "tell_errors"),
 }

@@ -95,8 +95,10 @@ def test_lists_of_features_have_an_axis_of_their_own(lists):
 
 def test_a_call_that_failed_leaves_a_model_as_it_was():
     model = trainer(sparse(state=True)).model
-    with pytest.raises(InputError, match=r"must be in 0\.\.8"):
+    with pytest.raises(InputError, match=r"must be in 0\.\.8, .* none: 9 to 9 were given\.$"):
         model(features=np.full((3, 3), 9))
+    with pytest.raises(InputError, match=r"are 9 to 9: 0 to 8 is needed, or -1 for none\.$"):
+        trainer(sparse(state=True), engine="portable").model(features=np.full((3, 3), 9))
     assert model(features=np.full((4, 3), 1)).shape == (4, 4)
 
 
@@ -200,6 +202,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "carry of text": (lambda: trainer(answering(), carry="yes"), "^carry is 'yes': True or False"),
     "rows planned": (lambda: trainer(answering(), seq_len=5), "^Option 'seq_len' is unknown"),
     "no folder": (lambda: trainer(answering(), out=3), "^3 is no path: give a str or a Path"),
+    "no folder, empty": (lambda: trainer(answering(), out=None), "^None is no path"),
     "no file": (lambda: Trainer.load(3), "^3 is no path"),  # type: ignore[arg-type]
     "no readers": (lambda: trainer(answering()).keys(0), "^readers is 0: a whole number from 1"),
     "half a size": (lambda: answering(2.5), "^The size of the input is 2.5: a number from 1"),

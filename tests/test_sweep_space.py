@@ -94,6 +94,7 @@ def test_an_unknown_axis_raises_in_code_too():
 
 
 BAD = [
+    ("--search steps=1,2", "'steps=1,2' is no option that can be swept|there are seq_len"),
     ("--search alpa", "'alpa' is no option that can be swept|did you mean alpha?"),
     ("--search seed=1:4", "'seed=1:4' is no option that can be swept|alpha_decay"),
     ("--search", "--search is empty"),

@@ -179,6 +179,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, monkeypatch, given: dict, sen
         ("sample", ("1", {"top_p": None}), "^top_p is None: a number from 0 to 1"),
         ("sample", ("1", {"top_k": 1.5}), "^top_k is 1.5: a whole number"),
         ("sample", ("1", {"stop": "a"}), "^stop is 'a': a list of texts"),
+        ("sample", ("1", {"stop": 3}), "^stop is 3: a list of texts"),
         ("sample_tokens", ([16],), "prompt has the token 16: ids from 0 to 15"),
         ("sample_tokens", ([[1]],), r"prompt is int64 \[1, 1\]: token ids of shape \[n\]"),
         ("sample_tokens", ("1 2",), r"prompt is <U3 \[\]: token ids of shape \[n\]"),

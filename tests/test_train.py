@@ -16,11 +16,12 @@ import pytest
 from conftest import TINY, Command
 
 from eggroll import _extension, generate
+from eggroll.cli import command as cli
 from eggroll.data import codings
 from eggroll.evolution.population import Population
 from eggroll.files import CHECKPOINT, FILES
 from eggroll.inference import Decoder
-from eggroll.training import checkpoint
+from eggroll.training import checkpoint, pictures
 from eggroll.training import loop as training
 
 # Of the run TINY describes, on every machine and engine. Changes only with the algorithm.
@@ -172,6 +173,25 @@ def test_a_second_signal_stops_at_once(call: Command, tmp_path: Path, stop_in, n
     assert before == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
     stop_in(-1)
     assert call("--resume", tmp_path / "run").signature == SIGNATURE
+
+
+def test_a_second_signal_waits_for_what_pictures_import(monkeypatch: pytest.MonkeyPatch):
+    """In the midst of matplotlib's own extensions it could end Python."""
+    import matplotlib.ticker
+
+    class Comes:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "matplotlib.ticker":
+                signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(matplotlib, "ticker", matplotlib.ticker)
+    monkeypatch.delitem(sys.modules, "matplotlib.ticker")
+    monkeypatch.setattr(sys, "meta_path", [Comes(), *sys.meta_path])
+    with cli.Stop("nothing is left") as stop:
+        stop.asked = True
+        with pytest.raises(KeyboardInterrupt, match="Stopped at once; nothing is left"):
+            pictures.style()
+    assert "matplotlib.ticker" in sys.modules
 
 
 def test_a_signal_before_the_first_update_leaves_nothing(

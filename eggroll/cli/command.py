@@ -321,8 +321,10 @@ def _value(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
 def _sentence(box: str) -> str:
     """The first sentence in the frame that tyro draws around a complaint."""
     lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]
-    rule = next((i for i, line in enumerate(lines) if set(line) <= {"─"}), len(lines))
-    text = " ".join(lines[:rule]) or " ".join(box.split())
+    rules = [set(line) <= {*"─-"} for line in lines]  # of hyphens where stdout has no others
+    first = rules.index(False) if False in rules else 0
+    rule = rules.index(True, first) if True in rules[first:] else len(lines)
+    text = " ".join(lines[first:rule]) or " ".join(box.split())
     return re.split(r"\.(?:\s|$)", text.removeprefix("Error parsing "), maxsplit=1)[0]
 
 
@@ -336,7 +338,8 @@ def word_of(argv: Sequence[str], name: str) -> str:
     chosen = ""
     for word, after in zip(argv, [*argv, ""][1:], strict=True):
         option, equals, value = word.partition("=")
-        chosen = (value if equals else after) if option == name else chosen
+        if option == name:
+            chosen = value if equals else after * (not after.startswith("--"))
     return chosen
 
 
@@ -421,6 +424,19 @@ def handling(handler: Callable[[int, Any], None], *signals: signal.Signals) -> I
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Lets Ctrl-C, SIGTERM and a lost terminal wait for the end of the block."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    try:
+        with handling(lambda number, frame: came.append(number), *numbers):
+            yield
+    finally:
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 class Stop:

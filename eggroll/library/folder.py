@@ -137,7 +137,7 @@ class TrainerLog:
         """Saves an update that the checkpoint lacks, and gives the folder free."""
         if self.closed or self._process != os.getpid():
             return
-        with uninterrupted():
+        with cli.uninterrupted():
             try:
                 if self.saved < step:
                     save()
@@ -395,19 +395,6 @@ def opened(path: Path) -> Iterator[tuple[Path, TrainerLog | None]]:
             f"{str(path)!r} is no file or folder: give the path that save was given, or the out of "
             "a Trainer."
         )
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Lets Ctrl-C, SIGTERM and a lost terminal wait for the end of the block."""
-    came: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    try:
-        with cli.handling(lambda number, frame: came.append(number), *numbers):
-            yield
-    finally:
-        for number in came[:1]:
-            signal.raise_signal(number)
 
 
 @contextmanager

@@ -510,13 +510,14 @@ def sampling_options(
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
             raise InputError(f"{name} is {shown(value)}: a number from 0 to {high} is needed.")
         numbers[name] = float(value)
-    if isinstance(stop, str) or not all(isinstance(text, str) for text in stop):
+    ends = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (None,)
+    if not all(isinstance(text, str) for text in ends):
         raise InputError(f"stop is {shown(stop)}: a list of texts is needed, as in ['\\n\\n'].")
     plain = generate.GenerateOptions(
         tokens=whole_number("tokens", tokens, 1, 1 << 20),
         top_k=whole_number("top_k", top_k, 0, 1 << 16),
         seed=whole_number("seed", seed, 0, (1 << 63) - 1),
-        stop=tuple(stop),
+        stop=ends,
     )
     options = replace(plain, **numbers)
     with in_python():

@@ -45,6 +45,16 @@ class CheckedRows(NamedTuple):
     single: bool  # whether the caller left out the axis T, which is 1
 
 
+def refusal(batch: Batch, error: ValueError) -> InputError:
+    """The sentence of an engine that was shown indices beyond their range, with those values."""
+    words = str(error).rstrip(".")
+    shown: Any = getattr(batch, words.partition(" ")[0], None)
+    if shown is not None and " must be in " in words:
+        host = np.asarray(shown)
+        words += f": {host.min()} to {host.max()} were given"
+    return InputError(f"{words}.")
+
+
 def wide(array: NDArray[Any], readers: int) -> NDArray[Any]:
     """Rows [R, ..] as rows of more readers, a multiple of R: neighbours read the same."""
     return array if len(array) == readers else np.repeat(array, readers // len(array), axis=0)
@@ -106,8 +116,8 @@ class RowReader:
         """All outputs of rows by name."""
         try:
             arrays = self._run(rows.batch)
-        except ValueError as error:  # indices beyond their range, which engines look at
-            raise InputError(f"{error}.") from None
+        except ValueError as error:
+            raise refusal(rows.batch, error) from None
         outputs = {name: np.asarray(array) for name, array in arrays.items()}
         if rows.single:
             outputs = {name: array[:, 0] for name, array in outputs.items()}
@@ -318,8 +328,9 @@ class Members:
             features: whole numbers [R, T, lists, active], -1 for none, or Lists.
             tokens: whole numbers [R, T], for a program that embeds tokens.
             begins: bool [R] or [R, T], where an episode begins: there the state is zero.
-            active: bool [P] or [P, T], where something is at stake; rows without are not credited.
-                A pair is credited with the rows of its first member.
+            active: bool [P] or [P, T], where something is at stake; rows without are not credited,
+                by estimators that credit rows, and have no errors. A pair is credited with the rows
+                of its first member.
 
         Returns:
             int8 or, of `sums`, int32 [P, T, size], or [P, size] for one row; a dict by name if the
@@ -384,7 +395,7 @@ class Members:
         T = rows.batch.size[1]
         if self._keeps:  # credit is counted from the rows, once their values are told
             self._calls.append(rows.batch.each(self._store.copy))
-            self._active.append(np.broadcast_to(at_stake, (self.members // 2, T)))
+            self._active.append(np.broadcast_to(at_stake, (self.members, T)))
         # 0 once two calls were of different numbers of rows
         self.columns = T if self.calls == 0 or self.columns == T else 0
         self.rows, self.calls = self.rows + T, self.calls + 1
@@ -399,7 +410,12 @@ class Members:
         if active is None:
             return np.ones((1, 1), np.bool_)
         at = _check_active(active, self.members, T)
-        return (at if at.ndim == 2 else at[:, None])[0::2].copy()  # the caller may reuse it
+        return (at if at.ndim == 2 else at[:, None]).copy()  # the caller may reuse it
+
+    @property
+    def at_stake(self) -> NDArray[np.bool_]:
+        """The rows that are active, bool [P, T]."""
+        return np.concatenate(self._active, axis=1)
 
     def ran_in_world(self, rows: int, rollout: Rollout) -> None:
         """Takes note of rows that an engine ran by itself: all there are, see worlds.py."""
@@ -416,10 +432,9 @@ class Members:
         if self.turns is None:
             return Rollout(None, after, None)
         batch = self.shown(lcm(*(call.size[0] for call in self._calls)))
-        active = np.concatenate(self._active, axis=1)
         draws = zip(*self._acted, strict=True)
         acted = [Acted(*(np.concatenate(d, axis=1) for d in draws))] if self._acted else []
-        return Rollout(batch, after, self.turns, active, acted)
+        return Rollout(batch, after, self.turns, self.at_stake[0::2], acted)
 
     def shown(self, readers: int) -> Batch:
         """All rows of the update, of so many readers, and the state before the first one."""

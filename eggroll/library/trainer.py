@@ -29,6 +29,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from eggroll.cli import command as cli
 from eggroll.cli.command import Range, check_names, check_ranges
 from eggroll.cli.screen import per_second
 from eggroll.errors import InputError, array_of, in_python, is_real, shown, whole_number
@@ -44,7 +45,7 @@ from eggroll.evolution.rules import RuleName, rules_with
 from eggroll.files import path_of
 from eggroll.library import folder as trainer_log
 from eggroll.library import learning, worlds
-from eggroll.library.folder import TrainerLog, uninterrupted
+from eggroll.library.folder import TrainerLog
 from eggroll.library.learning import ErrorUpdate
 from eggroll.library.members import (
     Members,
@@ -53,6 +54,7 @@ from eggroll.library.members import (
     RowReader,
     Store,
     member_weights,
+    refusal,
 )
 from eggroll.library.pool import Pool
 from eggroll.native import World
@@ -419,7 +421,7 @@ class Trainer:
             raise InputError(
                 f"track is {self.options.track!r} and trackers go with a folder: give out, too."
             )
-        if out:
+        if out != "":
             self._write_into(TrainerLog.new(path_of(out)))
 
     def _begin(
@@ -588,12 +590,12 @@ class Trainer:
                 members before it; nothing has changed. Or a file of `out` cannot be written; the
                 update is made.
         """
-        members = self._shown_members("tell")
         if not self.options.estimator_class.perturbs:
             raise InputError(
                 f"tell was given values and estimator {self.options.estimator} learns from errors: "
                 'call tell_errors, or learn, or use estimator="token-credit".'
             )
+        members = self._shown_members("tell")
         if self.options.estimator_class.by_token and not members.acts:
             raise InputError(
                 "The policy's votes come from the actions that it drew: call members.act, not the "
@@ -612,7 +614,7 @@ class Trainer:
         best, rebuild = int(fitness.argmax()), self._weights_of(learner.weights, learner.step)
         if rebuild and (self._best is None or fitness[best] > self._best[0]):
             self._best = float(fitness[best]), learner.step, best, rebuild
-        with uninterrupted() if self._log else nullcontext():
+        with cli.uninterrupted() if self._log else nullcontext():
             rate = learner.adopt(estimate)
             self._members, self._value_scale = None, result.value_scale
             seconds = max(time.perf_counter() - self._began, 0.0)
@@ -692,8 +694,8 @@ class Trainer:
         if callable(errors):
             try:
                 outputs = learning.plain_outputs(self._learner, self._readers, batch)
-            except ValueError as error:  # indices beyond their range
-                raise InputError(f"{error}.") from None
+            except ValueError as error:
+                raise refusal(batch, error) from None
             if rows.single:
                 outputs = {name: array[:, 0] for name, array in outputs.items()}
             errors = errors(self._row_reader.public(outputs))
@@ -703,7 +705,8 @@ class Trainer:
         """Makes the update by the errors of all rows that the members of `ask` were shown.
 
         errors: as of `learn`, [P, T, n] of all T rows since `ask`, a dict if there are several
-        outputs; so a policy learns from the actions that it drew.
+        outputs; so a policy learns from the actions that it drew. Of rows that were not `active`
+        they are none.
 
         Raises:
             InputError: another estimator or shape, or no `ask` with a call of its members before
@@ -716,7 +719,7 @@ class Trainer:
         single = members.rows == 1 and array_of("errors", some).ndim == 2
         lead = batch.size[:1] if single else batch.size
         of_outputs = self._errors.given(errors, lead, self.step)
-        return self._learn(batch._replace(errors=of_outputs))
+        return self._learn(batch._replace(errors=of_outputs * members.at_stake[..., None]))
 
     def _check_learns(self, name: str) -> None:
         if self._log:
@@ -739,15 +742,17 @@ class Trainer:
         except ValueError as error:
             if batch.index is not None:  # says which
                 Lists(batch.index, batch.features.reshape(R, T, -1, 2)).padded(self.program)
-            raise InputError(f"{error}.") from None
+            raise refusal(batch, error) from None
         carries = self.options.carry and self.program.state_size
         after = estimate.state if carries else learner.state
         if targets and sums:
             size, loss = sums[0], targets.mean(self.program, sums[1])
         else:
             size, loss = int(np.abs(batch.errors).sum(dtype=np.int64)), math.nan
-        mean = size / (R * T * sum([output.size for output in self.program.outputs]))
-        with uninterrupted() if self._log else nullcontext():
+        names = learning.visible(self.program)
+        width = sum([output.size for output in self.program.outputs if output.name in names])
+        mean = size / (R * T * width)
+        with cli.uninterrupted() if self._log else nullcontext():
             rate = learner.adopt(estimate._replace(state=after))
             self._members = None
             seconds = max(time.perf_counter() - self._began, 0.0)

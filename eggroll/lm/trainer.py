@@ -20,11 +20,11 @@ import numpy as np
 from mlx.utils import tree_flatten
 from numpy.typing import ArrayLike, NDArray
 
+from eggroll.cli import command as cli
 from eggroll.cli.screen import per_second
 from eggroll.errors import InputError, in_python, shown
 from eggroll.evolution.estimators import MIN_DIFFERING, as_values
 from eggroll.files import path_of
-from eggroll.library.folder import uninterrupted
 from eggroll.lm import adapter, generation, record
 from eggroll.lm.generation import Answer, DrawSettings, Requests, Tokens
 from eggroll.lm.layers import Layers, load_model
@@ -251,7 +251,7 @@ class ModelTrainer:
         with in_python():
             self._begin(model, Options(**_known(options)), ranks)
         self.notes |= notes or {}
-        if out:
+        if out != "":
             self.write_into(out)
 
     def write_into(self, out: str | Path) -> None:
@@ -376,7 +376,7 @@ class ModelTrainer:
         sigma = self.options.sigma * self.sigma_scale
         told = self._told(members, checked)
         fitness = np.array(told["fitness"], np.int8)
-        with uninterrupted():
+        with cli.uninterrupted():
             rate = self.learner.move(fitness)
             self.layers.set_deltas(self.learner.weights)
             self.last_fitness, self.asked = fitness, None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from eggroll.cli.command import Range, flag
+from eggroll.cli.command import NEAR, Range, flag
 from eggroll.cli.help import hints_of
 from eggroll.errors import InputError
 from eggroll.training.config import Choice, Sweep
@@ -134,7 +134,7 @@ def choose_axes(words: Sequence[str], base: object, *, strict: bool = True) -> l
         name, equals, text = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
         if name not in declared:
-            similar = difflib.get_close_matches(name, declared, 1)
+            similar = difflib.get_close_matches(name, declared, 1, NEAR)
             hint = f"did you mean {similar[0]}?" if similar else f"there are {', '.join(declared)}."
             raise InputError(f"--search {word[:60]!r} is no option that can be swept: {hint}")
         if name in chosen:

@@ -26,10 +26,10 @@ from eggroll.data.codings import BYTES
 from eggroll.data.expert import ExpertName
 from eggroll.data.hub import NUMBERED, absolute
 from eggroll.data.text import VAL_SHARE
-from eggroll.errors import InputError, object_in, shown
+from eggroll.errors import InputError, in_python, object_in, shown
 from eggroll.evolution.estimators import ESTIMATORS, Estimator, EstimatorName, estimators_with
 from eggroll.evolution.rules import RULES, RuleName, UpdateRule, rules_with
-from eggroll.files import CONFIG, open_regular
+from eggroll.files import CONFIG, open_regular, path_of
 from eggroll.networks import NETWORKS, Gates, NetworkName
 from eggroll.spec.backward import values_kept
 from eggroll.spec.noise import slice_length
@@ -338,7 +338,7 @@ OF_TEXT = {"text": "feedback", "evolution": "language"}
 
 
 class OverRecipe(type):
-    """Makes a class whose options not given are those of the run to resume, or of the recipe."""
+    """Makes a class whose options not given are those of a run to resume, a file or a recipe."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         recipe, resume = options.get("recipe"), options.get("resume")
@@ -347,6 +347,11 @@ class OverRecipe(type):
             for kind in (Config, DeclaredConfig):
                 with suppress(InputError, TypeError):  # training says what is wrong there
                     return replace(options_in(kind, f"{resume}/{CONFIG}"), **options)
+        if cls is Config and left_out and (config := options.get("config", "")) != "":
+            with in_python():
+                return replace(
+                    options_in(Config, str(path_of(config))), **{**options, "config": ""}
+                )
         brings = RECIPES.get(recipe, {}) if isinstance(recipe, str) else {}
         return super().__call__(*args, **brings | options)
 
@@ -356,7 +361,8 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
     """Options of a training run; `check` tells whether they make sense together.
 
     Config(recipe="language", width=128) has the recipe's settings but for the width, and
-    Config(resume="runs/a", steps=80) those of the run in that folder but for the steps.
+    Config(resume="runs/a", steps=80) those of the run in that folder but for the steps, as
+    Config(config="a.json", steps=80) has those of the file.
     """
 
     recipe: Annotated[RecipeName, Group.RUN] = "paper"
@@ -567,8 +573,12 @@ def options_of(kind_of_run: type[Kind], values: Mapping[str, Any], source: str) 
         name = RENAMED.get(word, word)
         if name == "about":
             continue
+        if name in ("resume", "config"):
+            raise InputError(
+                f"{source} has the option {name!r}, which stands in no file: leave it out."
+            )
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
+            near = difflib.get_close_matches(name, names, 1, cli.NEAR)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}."
             raise InputError(f"{source} has the unknown option {name!r}: {hint}")
         if isinstance(value, str) and (instead := GONE.get((name, value))):

@@ -450,7 +450,8 @@ def suggestions(
     folder: Path, config: Common, loss: float, corpus: Corpus, command: str
 ) -> Iterator[tuple[str, str]]:
     """Command lines that make sense after this run, and what each does."""
-    run, data = shlex.quote(str(folder)), config.data
+    place = f"./{folder}" if str(folder).startswith("-") else str(folder)
+    run, data = shlex.quote(place), config.data
     for words, way in better_recipes(config, loss, corpus):
         words += "" if data == "stdlib" else f" --data {shlex.quote(data)}"
         yield f"{invocation('train')} --recipe {words}", f"{way}: far better in the same time"

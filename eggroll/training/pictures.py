@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from eggroll.cli import command as cli
 from eggroll.cli.screen import in_bits
 from eggroll.errors import InputError
 from eggroll.evolution.estimators import MIN_DIFFERING
@@ -263,7 +264,10 @@ def _legend(figure: Figure, axes: Axes, count: int) -> None:
 
 def style() -> Any:
     """A context with the house's look; nothing global stays changed."""
-    import matplotlib
+    with cli.uninterrupted():  # a signal in the midst of its C extensions might end Python
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure
+        import matplotlib.ticker
 
     return matplotlib.rc_context(STYLE)
 

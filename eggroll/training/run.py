@@ -306,6 +306,7 @@ def open_run(
         run.expert = counted_expert(corpus, options)
     if show:
         print_header(run, reason, before.config.steps if before else options.steps)
+    write_tokenizer(run)
     run.save()
     write_config(run)
     return run
@@ -667,12 +668,26 @@ def parameters(program: Program) -> int:
 
 
 def write_config(run: Run) -> None:
-    """Writes config.json, and the tokenizer where there is one; nothing without a folder."""
-    if not run.folder:
+    """Writes config.json; nothing without a folder."""
+    if run.folder:
+        write_whole(run.path(CONFIG), run_config_file(run))
+
+
+def write_tokenizer(run: Run) -> None:
+    """Writes the tokenizer where there is one, before a checkpoint that needs it.
+
+    Raises:
+        InputError: another lies in the folder.
+    """
+    if not run.folder or not isinstance(run.corpus.coding, BytePairs):
         return
-    if isinstance(run.corpus.coding, BytePairs):
-        write_whole(run.path(TOKENIZER_FILE), run.corpus.coding.data)
-    write_whole(run.path(CONFIG), run_config_file(run))
+    path, data = run.path(TOKENIZER_FILE), run.corpus.coding.data
+    if path.exists() and path.read_bytes() != data:
+        raise InputError(
+            f"{str(path)!r} is another tokenizer than that of this run, and would be written over: "
+            "move it, or give another --out."
+        )
+    write_whole(path, data)
 
 
 def run_config_file(run: Run) -> bytes:
