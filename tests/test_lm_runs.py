@@ -603,6 +603,7 @@ def test_a_field_that_rows_lack_is_named(
     assert ended.code == 0, ended.err
 
 
+@pytest.mark.parametrize("more", [(), ("--sweep", "2")])
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
@@ -615,11 +616,16 @@ def test_a_field_that_rows_lack_is_named(
     ],
 )
 def test_rows_that_no_model_takes_are_named_at_once(
-    task: list[str], tmp_path: Path, eggroll: Command, row: dict[str, Any], sentence: str
+    task: list[str],
+    tmp_path: Path,
+    eggroll: Command,
+    row: dict[str, Any],
+    sentence: str,
+    more: tuple[str, ...],
 ) -> None:
     with (tmp_path / "prompts.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
-    ended = eggroll("finetune", *task)
+    ended = eggroll("finetune", *task, *more)
     assert ended.code == 2
     assert sentence in ended.err
     assert f"{row}"[:20] in ended.err or "line 21 of" in ended.err

@@ -380,6 +380,8 @@ def sweep(options: FinetuneOptions) -> Tuned:
     reward, model = reward_of(options.reward), load_model(options.model)
     if options.out:
         check_free(Path(options.out))
+    with ModelTrainer(model, **{name: getattr(options, name) for name in LEARNING}) as es:
+        check_prompts(es, options, task)
     folder = new_folder(options.out, options.data)
     search = TuningSearch(folder, options, digests(options))
     hint = f"the same command with --out {folder} goes on"
