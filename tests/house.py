@@ -61,7 +61,7 @@ BUDGETS: dict[str, int] = {
     "envs": 855,
     "evolution": 1290,
     "library": 2985,
-    "lm": 2140,
+    "lm": 2145,
     "native": 168,
     "ranks": 680,
     "report": 630,
