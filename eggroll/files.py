@@ -73,6 +73,14 @@ def check_place(flag: str, given: str, *, screen: bool = False) -> None:
             f"{flag} {given!r} is no place for a file: give a file in a folder that is there"
             + ", or - for the screen" * screen + "."
         )  # fmt: skip
+    if given:
+        check_of_no_run(path)
+
+
+def check_of_no_run(path: Path) -> None:
+    """Raises InputError for a file of a run that is there, which nothing else may replace."""
+    if path.name in FILES and os.path.lexists(path):
+        raise InputError(f"{str(path)!r} is a file of a run: give another name.")
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -187,7 +195,7 @@ OUTPUTS = (".png", ".svg", ".pdf", ".html")  # that --out names
 
 
 def unwritable(path: Path, error: OSError) -> InputError:
-    begun = os.path.lexists(path.parent / CHECKPOINT)
+    begun = path.name in FILES and os.path.lexists(path.parent / CHECKPOINT)
     again = f"go on with --resume {path.parent}" if begun else "run the command again"
     again += ", or give another --out" * (path.suffix in OUTPUTS)
     return InputError(

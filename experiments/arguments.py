@@ -11,6 +11,7 @@ from typing import Any
 
 from eggroll.errors import InputError
 from eggroll.files import check_place, write_whole
+from eggroll.training.pictures import FORMATS
 
 
 def positive(text: str) -> int:
@@ -34,6 +35,15 @@ def new_file(text: str) -> Path:
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return Path(text)
+
+
+def new_picture(text: str) -> Path:
+    """The same for a picture, whose name says its format."""
+    if Path(text).suffix not in FORMATS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} does not end in {', '.join(FORMATS)}: give it one of these."
+        )
+    return new_file(text)
 
 
 def write_csv(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -225,3 +225,11 @@ def test_bad_input(
     assert says in ended.err
     assert ended.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_files_of_runs_are_not_replaced(call: Command, tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("of a run")
+    ended = call("--quick", "--csv", path, main=command.main)
+    assert (ended.code, f"{str(path)!r} is a file of a run: give another" in ended.err) == (2, True)
+    assert path.read_text() == "of a run"

@@ -259,6 +259,20 @@ def test_actions_of_several_parts():
     decode, size = decode_for(spaces.Box(np.float32([0, -1]), np.float32([1, 3])), "tanh")
     found = decode(np.int8([[-127, 127], [0, 0], [127, -127]]))
     np.testing.assert_allclose(found, [[0, 3], [0.5, 1], [1, -1]])
+    for space in (
+        spaces.Box(-0.3, 0.1, (1,), np.float64), spaces.Box(-1.2, 0.6, (1,), np.float64),
+        spaces.Box(-(2**31) + 1, 2**31 - 1, (1,), np.int64), spaces.Box(0, 3, (1,), np.int64),
+        spaces.Box(-0.3, 0.1, (1,)), spaces.Box(-2, 2, (1,), np.int8),
+    ):  # fmt: skip
+        made = decode_for(space)[0](np.arange(-127, 128, dtype=np.int8)[:, None])
+        assert all(map(space.contains, made))
+        near = np.float32(1e-7 if space.dtype == np.float32 else 0)  # as `box` computes
+        assert abs(made[-1] - space.high) <= near
+        assert made[0] == space.low
+        assert (np.diff(made[:, 0].astype(float)) >= 0).all()
+    whole, counts = np.unique(made, return_counts=True)  # the nearest of five numbers
+    assert whole.tolist() == [-2, -1, 0, 1, 2]
+    assert counts.tolist() == [32, 64, 63, 64, 32]
     plain, _ = decode_for(spaces.Box(np.float32([0, -1]), np.float32([1, 3])))
     given = np.int8([[8, -8]])
     np.testing.assert_array_equal(decode(given), plain(soft(given)))
@@ -276,6 +290,12 @@ def test_the_table_of_tanh():
 
 
 def test_observations_of_several_numbers():
+    for space, seen in (
+        (spaces.Discrete(3, start=2), [1]), (spaces.Discrete(3), [3]),
+        (spaces.MultiDiscrete([3, 4]), [[0, -1]]), (spaces.MultiDiscrete([3, 4]), [[3, 0]]),
+    ):  # fmt: skip
+        with pytest.raises(eg.InputError, match=r"an observation has .* not in its space"):
+            observe_for(space)(np.array(seen))
     of = observe_for(spaces.MultiDiscrete([[2, 2], [3, 1]], start=[[0, 1], [0, 0]]))
     found = of(np.array([[[1, 1], [2, 0]], [[0, 2], [0, 0]]]))
     np.testing.assert_array_equal(found, 64 * np.array([

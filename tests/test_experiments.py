@@ -12,6 +12,7 @@ from eggroll.cli import command as cli
 from experiments.arguments import write_csv
 from experiments.digits import run as digits
 from experiments.lm import smollm2
+from experiments.nnue import commands as nnue
 from experiments.tictactoe.evolution import training
 
 STATES = ("--method", "states", "--out", "runs")
@@ -28,7 +29,11 @@ STATES = ("--method", "states", "--out", "runs")
         (training.main, [*STATES, "--set", "world=1"], "world is 1: str is needed."),
         (training.main, [*STATES, "--set", "width=64"], "setting 'width' is unknown"),
         (digits.main, ["--csv", "missing/a.csv"], "'missing/a.csv' is no place for a file: give"),
-        (digits.main, ["--picture", "."], "'.' is no place for a file: give"),
+        (digits.main, ["--picture", "a.xyz"], "'a.xyz' does not end in .png, .svg, .pdf: give"),
+        (nnue.main, ["run", "--data", "a", "--ways", "bogus"], "--ways has 'bogus': choose from"),
+        (nnue.main, ["match", "material"], "'material', has nobody to play: give two or more"),
+        (nnue.main, ["match", "material", "material", "--seed", "-1"], "--seed is -1: 0 or more"),
+        (nnue.main, ["data", "--out", "a", "--opening", "999"], "--opening is 999: few games"),
         (training.main, [*STATES, "--looks", "0"], "0 is too few: give 1 or more."),
     ],
 )

@@ -334,6 +334,14 @@ def test_two_headers_of_one_name_are_an_error_and_one_twice_is_none(tmp_path: Pa
     assert b"a_net" in done.stderr
 
 
+def test_files_of_runs_are_not_replaced(tmp_path: Path):
+    rows, path = rows_of("dense"), tmp_path / "checkpoint.safetensors"
+    path.write_bytes(b"of a run")
+    with pytest.raises(InputError, match="is a file of a run: give another name"):
+        export(rows.program, rows.case.weights, path)
+    assert path.read_bytes() == b"of a run"
+
+
 def test_names_that_would_take_anothers_place_are_refused(tmp_path: Path):
     case = rows_of("recurrent").case
     for name, whose in (("base64", "Python's own"), ("math", "Python's own"), ("numpy", "NumPy's")):

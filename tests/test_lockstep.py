@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 
 import eggroll as eg
 from eggroll.envs.lockstep import Lockstep, Processes
+from eggroll.errors import InputError
 
 gymnasium = pytest.importorskip("gymnasium")
 spaces = gymnasium.spaces
@@ -95,6 +99,44 @@ def test_a_population_plays_the_same_in_processes():
     np.testing.assert_array_equal(one[0], other[0])
     np.testing.assert_array_equal(one[1], other[1])
     assert one[2] == other[2] == one[1].sum()
+
+
+class Slow(Walk):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        time.sleep(0.3 * (seed == 5))
+        return super().reset(seed=seed)
+
+    def close(self) -> None:
+        if self.most < 0:
+            return
+        with open(os.environ["EGGROLL_TEST_CLOSED"], "a") as file:
+            file.write("closed\n")
+
+
+def test_an_interrupt_leaves_no_answer_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And environments are closed in their processes."""
+    monkeypatch.setenv("EGGROLL_TEST_CLOSED", str(tmp_path / "closed"))
+    envs, here = Processes([Slow] * 2), Lockstep([Walk] * 2)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            envs.reset(seed=[5, 1])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(InputError, match="are closed: make them anew"):
+        envs.step(np.zeros(2, int))
+    for seeds in ([1, 2], [3, 0]):
+        assert flat(envs.reset(seed=seeds)[0]) == flat(here.reset(seed=seeds)[0])
+        assert flat(envs.step(np.zeros(2, int))[0]) == flat(here.step(np.zeros(2, int))[0])
+    envs.close()
+    assert (tmp_path / "closed").read_text().count("closed") >= 2
+    with pytest.raises(InputError, match="are closed: make them anew"):
+        envs.reset(seed=[1, 2])
 
 
 def test_what_fails_is_a_sentence():

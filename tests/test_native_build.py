@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,19 @@ def test_sources_are_compiled_once(cache: Path, in_c: Path, monkeypatch: pytest.
     assert len(list(cache.iterdir())) == 3
 
 
+def test_files_that_flags_name_count(in_c: Path):
+    """What is linked is part of the library."""
+    said = in_c.with_name("said.c")
+    found = []
+    for number in (1, 7):
+        said.write_text(f"int said(void) {{ return {number}; }}\n")
+        subprocess.run(["cc", "-fPIC", "-c", said, "-o", said.with_suffix(".o")], check=True)
+        built = native.build(in_c, flags=[str(said.with_suffix(".o"))])
+        found.append((built.path, ctypes.CDLL(str(built.path)).said()))
+    assert [number for _, number in found] == [1, 7]
+    assert found[0][0] != found[1][0]
+
+
 def test_c_and_cpp_go_together(in_c: Path):
     library = native.build(in_c, WORLD)
     assert (library.still.inputs, library.narrow.inputs) == (3, 3)
@@ -119,6 +134,9 @@ def test_one_sentence_for_what_is_not_built(in_c: Path, monkeypatch: pytest.Monk
         ((bad,), {}, r"does not compile this: .*bad.cpp:2:.*unheard"),
         ((in_c,), {"flags": ["-DA", "-ffast-math"]}, "-ffast-math makes results depend"),
         ((in_c,), {"flags": "-DA"}, "give a list of them"),
+        ((in_c,), {"flags": [3]}, "flags is .3.: a list of texts is needed"),
+        ((in_c,), {"flags": None}, "flags is None: a list of texts"),
+        ((in_c,), {"flags": ["--version"]}, "made no library with flags .'--version'."),
     ]
     for sources, more, message in cases:
         with pytest.raises(InputError, match=message) as caught:

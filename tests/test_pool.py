@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -87,6 +88,17 @@ def test_values_are_those_of_the_members():
         assert (told.fitness, told.fitness_best) == (again.fitness, again.fitness_best)
         assert es.best is not None
     assert es._pool is None
+
+
+def test_a_worker_that_ended_between_updates_is_replaced():
+    es = trainer()
+    es.ask()
+    first = es.map(total, processes=2)
+    for process in multiprocessing.active_children():
+        process.kill()
+        process.join()
+    assert np.array_equal(es.map(total, processes=2), first)
+    es.close()
 
 
 def test_crashes_are_survived_and_named():

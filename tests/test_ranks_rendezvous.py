@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from eggroll.errors import InputError
 from eggroll.ranks import RankError, rendezvous, watch
 from eggroll.ranks.rendezvous import Connection, Peer, accept_ranks, connect, listening, own_peer
 
@@ -99,6 +100,29 @@ def test_under_mpi_rank_0_listens_at_one_address_too(monkeypatch, names: tuple[s
     monkeypatch.setenv(rendezvous.OWN_ADDRESS, "127.0.0.3")
     with listening() as server:
         assert server.getsockname()[0] == "127.0.0.3"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "rank", "says"),
+    [
+        ([["h:1"], ["h:2"]], "-1", "MLX_RANK is '-1': a number from 0 to 1 is needed"),
+        ([["h:1"], ["h:2"]], "2", "MLX_RANK is '2'"),
+        ([["h:1"], ["h:2"]], "", "MLX_RANK is ''"),
+        ([["h:1"], ["h:1"]], "0", "'h:1', which is there twice"),
+        ([["h:1"], ["h:99999"]], "0", "'h:99999', which has no port from 1 to 65535"),
+        ([["h:1"], ["h"]], "0", "'h', which has no port"),
+    ],
+)
+def test_what_the_ring_would_wait_for_is_named(hosts: list[list[str]], rank: str, says: str):
+    with pytest.raises(InputError, match=says):
+        watch.check_ring(hosts, rank)
+
+
+def test_one_rank_is_none(tmp_path: Path, monkeypatch):
+    """As mlx.launch -n 1 starts it: its file of hosts is a line's end."""
+    (tmp_path / "hosts").write_text("\n")
+    monkeypatch.setenv("MLX_HOSTFILE", str(tmp_path / "hosts"))
+    assert watch.join(60) is None
 
 
 def test_silent_strangers_hold_nobody_up(hosts: Path):

@@ -117,6 +117,8 @@ def check(options: BenchOptions) -> BenchOptions:
             )
     for name in ("json", "csv", "picture"):
         check_place(f"--{name}", getattr(options, name), screen=name == "json")
+    if options.picture:
+        pictures.style()  # says now if what draws is missing
     flags = {f"--{name}": getattr(options, name) for name in ("json", "csv", "picture")}
     for one, other in itertools.combinations([f for f in flags if flags[f]], 2):
         if os.path.abspath(flags[one]) == os.path.abspath(flags[other]):

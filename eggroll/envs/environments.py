@@ -87,8 +87,8 @@ def gym(
         raise InputError(f"normalise is {shown(normalise)}: True or False is needed.")
     if patience is not None and not (is_real(patience) and patience >= 1):
         raise InputError(f"patience is {patience!r}: a number from 1 on is needed, or None.")
-    if options.get(LIMIT_OPTION) is not None:
-        options[LIMIT_OPTION] = whole_number(LIMIT_OPTION, options[LIMIT_OPTION], 1)
+    if (limit := options.pop(LIMIT_OPTION, None)) is not None:
+        options[LIMIT_OPTION] = whole_number(LIMIT_OPTION, limit, 1)
     how = _Functions(observe, decode, normalise, squash, span, patience)
     return Gym(_Source(name, mode, options), members, episodes, how)
 

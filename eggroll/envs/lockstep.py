@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from eggroll.cli import command as cli
 from eggroll.errors import InputError, shown
 from eggroll.library.pool import ending_of, words_of
 
+CLOSING = 2.0  # seconds that environments have to close
 Makers = Sequence[Callable[[], Any]]
 # Observations, rewards, and whether episodes terminated or were truncated, as of a vector
 # environment; of those that rest what was seen last, and zeros.
@@ -91,10 +93,15 @@ class Processes:
         Raises:
             InputError: an environment cannot be sent or made.
         """
-        context = multiprocessing.get_context("spawn")
         count = min(len(makers), cli.usable_cores())
         self._firsts = [len(makers) * k // count for k in range(count + 1)]
         self._workers = list[tuple[Any, Any]]()
+        self._makers, self._count, self._closed = makers, len(makers), False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Starts the processes."""
+        makers, context = self._makers, multiprocessing.get_context("spawn")
         self._end = weakref.finalize(self, _end, self._workers)
         try:
             for first, last in zip(self._firsts, self._firsts[1:], strict=False):
@@ -116,7 +123,6 @@ class Processes:
                 "mode out."
             ) from None
         self.single_observation_space, self.single_action_space = spaces[0]
-        self._count = len(makers)
 
     def reset(self, *, seed: Sequence[int]) -> tuple[Any, dict[str, Any]]:
         """As Lockstep's."""
@@ -134,18 +140,25 @@ class Processes:
         self._asked("rest", which.tolist())
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Closes the environments and ends the processes."""
+        self._closed = True
         self._end()
 
     def _asked(self, what: str, each: list[Any]) -> list[Any]:
         """The answers of all processes, each of which is given its part of a list."""
+        if not self._workers and what == "reset" and not self._closed:
+            self._begin()  # after an interrupt
         if not self._workers:
             raise InputError("the environments are closed: make them anew.")
         cuts = zip(self._firsts, self._firsts[1:], strict=False)
-        for (_, pipe), (first, last) in zip(self._workers, cuts, strict=True):
-            with suppress(OSError):  # it has ended, as its answer tells
-                pipe.send((what, each[first:last]))
-        return self._answers()
+        try:
+            for (_, pipe), (first, last) in zip(self._workers, cuts, strict=True):
+                with suppress(OSError):  # it has ended, as its answer tells
+                    pipe.send((what, each[first:last]))
+            return self._answers()
+        except BaseException:  # nothing may answer later what was asked now
+            self._end()
+            raise
 
     def _answers(self) -> list[Any]:
         """
@@ -188,11 +201,17 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def _end(workers: list[tuple[Any, Any]]) -> None:
+    """Lets processes close their environments, and ends those that take longer."""
+    until = time.monotonic() + CLOSING
+    for _, pipe in workers:
+        with suppress(OSError):
+            pipe.send(("close", None))
     for process, pipe in workers:
-        pipe.close()
         if process.pid is not None:
+            process.join(max(until - time.monotonic(), 0))
             process.kill()
             process.join()
+        pipe.close()
     workers.clear()
 
 
@@ -205,6 +224,8 @@ def _serve(pipe: Any, task: Any) -> None:
         while True:
             pipe.send(("", answer))
             what, each = pipe.recv()
+            if what == "close":
+                return envs.close()
             if what == "reset":
                 answer, _ = envs.reset(seed=each)
             elif what == "rest":

@@ -57,14 +57,16 @@ def observe_for(space: Any, span: int = LIMIT) -> Observe:
         return lambda seen: quantise(seen.reshape(len(seen), -1), factors)
     if kind == "Discrete":
         one_hot = np.diag(np.full(int(space.n), ONE, np.int8))
-        return lambda seen: one_hot[seen - int(space.start)]
+        return lambda seen: one_hot[_within(seen - int(space.start), space.n, seen, space)]
     if kind == "MultiDiscrete":
         sizes, start = space.nvec.reshape(-1).astype(np.int64), space.start.reshape(-1)
         places = sizes.cumsum() - sizes - start
 
         def one_hots(seen: NDArray[Any]) -> NDArray[np.int8]:
             rows = np.zeros((len(seen), int(sizes.sum())), np.int8)
-            np.put_along_axis(rows, seen.reshape(len(seen), -1) + places, np.int8(ONE), axis=1)
+            flat = seen.reshape(len(seen), -1)
+            _within(flat - start, sizes, flat, space)
+            np.put_along_axis(rows, flat + places, np.int8(ONE), axis=1)
             return rows
 
         return one_hots
@@ -76,6 +78,13 @@ def observe_for(space: Any, span: int = LIMIT) -> Observe:
         f"observations are of a {kind} space: pass observe, a function that makes int8 [n, inputs] "
         "of them."
     )
+
+
+def _within(places: NDArray[Any], sizes: Any, seen: NDArray[Any], space: Any) -> NDArray[np.int64]:
+    """Places that are 0 or more and below sizes; an InputError for others."""
+    if (wrong := (places < 0) | (places >= sizes)).any():
+        raise InputError(f"an observation has {seen[wrong][0]}, which is not in its space {space}.")
+    return places
 
 
 def numbers_for(space: Any) -> Flatten:
@@ -158,8 +167,7 @@ def decode_for(space: Any, squash: Squash = "clip") -> tuple[Decode, int]:
                     "network with `output` in place of `sums`, or pass decode."
                 )
             shares = soft(outputs) if squash == "tanh" else outputs
-            shares = shares.reshape(-1, *space.shape)
-            return box(shares, space.low, space.high).astype(space.dtype)
+            return _actions(shares.reshape(-1, *space.shape), space)
 
         return bounded, int(np.prod(space.shape))
     raise InputError(
@@ -183,6 +191,18 @@ def box(outputs: NDArray[Any], low: ArrayLike, high: ArrayLike) -> NDArray[np.fl
     share = (outputs.astype(np.float32) + LIMIT) / np.float32(2 * LIMIT)
     actions: NDArray[np.float32] = bottom + share * (top - bottom)
     return actions
+
+
+def _actions(outputs: NDArray[Any], space: Any) -> NDArray[Any]:
+    """`box` in the numbers of a Box, the nearest of whole ones, and never beyond its bounds."""
+    if space.dtype == np.float32:
+        return np.clip(box(outputs, space.low, space.high), space.low, space.high)
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    share = (outputs + float(LIMIT)) / (2 * LIMIT)
+    found = (1 - share) * low + share * high  # at the ends exactly these
+    whole = np.issubdtype(space.dtype, np.integer)
+    actions: NDArray[Any] = np.clip(np.rint(found) if whole else found, low, high)
+    return actions.astype(space.dtype)
 
 
 def _width(low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.float32]:

@@ -17,7 +17,7 @@ import tyro
 
 from eggroll.cli import command as cli
 from eggroll.errors import InputError, in_python
-from eggroll.files import CHECKPOINT, path_of, write_whole
+from eggroll.files import CHECKPOINT, check_of_no_run, path_of, write_whole
 from eggroll.library import export_c, export_numpy, export_onnx
 from eggroll.library import folder as trainer_folder
 from eggroll.library.export_parts import Network, identifier
@@ -67,6 +67,7 @@ def export(program: Program, weights: Mapping[str, Any], path: Any) -> Path:
             f"{str(path)!r} ends in {to.suffix!r}: endings are {', '.join(FORMATS)}, which name "
             "the format."
         )
+    check_of_no_run(to)
     if to.suffix == ".py" and to.stem in {*sys.stdlib_module_names, "numpy"}:
         whose = "NumPy's" if to.stem == "numpy" else "Python's own"
         raise InputError(f"{str(path)!r} would be imported in {whose} place: give another name.")

@@ -137,13 +137,20 @@ class Pool:
     ) -> None:  # fmt: skip
         """Gives members to idle workers until all have a value or crashed."""
         count = min(self._processes or cli.usable_cores(), len(values))
-        todo = iter(range(len(values)))
+        todo = list(range(len(values)))[::-1]
         ready, left = [w for w in self._workers if w.begun], len(values)  # all of these are idle
         while len(self._workers) < count:
             self._workers.append(Worker(self._task))
         while left:
-            while ready and (member := next(todo, -1)) >= 0:
-                ready.pop().give(member, weights_of(member), key)
+            while ready and todo:
+                worker = ready.pop()
+                try:
+                    worker.give(todo[-1], weights_of(todo[-1]), key)
+                except OSError:  # it ended while it had nothing to do
+                    worker.end()
+                    self._workers[self._workers.index(worker)] = Worker(self._task)
+                else:
+                    todo.pop()
             waiting = [w for w in self._workers if w not in ready]
             answered = connection.wait([w.pipe for w in waiting], 0.1 if timeout else BEGIN)
             for worker in waiting:

@@ -38,7 +38,8 @@ def build(*sources: str | Path, flags: Sequence[str] = ()) -> Library:
     $XDG_CACHE_HOME or ~/.cache), under a name made of the sources with all that they include, the
     flags, the compiler and the machine. $CC and $CXX name compilers; eggroll_world.h is found.
 
-    flags: more for the compiler and the linker, such as -Ifolder or -lm.
+    flags: more for the compiler and the linker, such as -Ifolder or -lm; files that they name count
+        for the name of the result, libraries that the linker finds do not.
 
     Raises:
         InputError: a source or compiler is missing, a source does not compile, a flag would make
@@ -54,6 +55,9 @@ def build(*sources: str | Path, flags: Sequence[str] = ()) -> Library:
         (c for c, p in zip(compilers, paths, strict=True) if p.suffix != ".c"), compilers[0]
     )
     key = hashlib.sha256(repr((platform.machine(), platform.system(), flags)).encode())
+    for linked in (Path(flag.removeprefix("@")) for flag in flags):
+        if linked.is_file():
+            key.update(hashlib.sha256(linked.read_bytes()).digest())
     for path, command, compiler in zip(paths, commands, compilers, strict=True):
         for output in (_run([*compiler, "--version"]), _run([*command, "-E", "-P", str(path)])):
             key.update(hashlib.sha256(output).digest())
@@ -63,7 +67,13 @@ def build(*sources: str | Path, flags: Sequence[str] = ()) -> Library:
             target.parent.mkdir(0o755, parents=True, exist_ok=True)
             check_own(target.parent, code=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-                _compile(paths, commands, linker, flags, Path(folder) / target.name)
+                made = Path(folder) / target.name
+                _compile(paths, commands, linker, flags, made)
+                if not made.is_file():
+                    raise InputError(
+                        f"{linker[0]} made no library with flags {shown(flags)}: leave out those "
+                        "that ask for something else."
+                    )
                 os.chmod(Path(folder) / target.name, 0o755)
                 os.replace(Path(folder) / target.name, target)
         except OSError as error:
@@ -90,6 +100,8 @@ def _check(paths: list[Path], flags: Sequence[str]) -> None:
             raise InputError(f"the source {str(path)!r} is no file: give the path of one.")
     if isinstance(flags, str):
         raise InputError(f'flags is {flags!r}: give a list of them, as flags=["{flags}"].')
+    if not isinstance(flags, Sequence) or not all(isinstance(flag, str) for flag in flags):
+        raise InputError(f"flags is {shown(flags)}: a list of texts is needed, as in ['-lm'].")
     if forbidden := [flag for flag in flags if flag in FORBIDDEN_FLAGS]:
         raise InputError(
             f"the flag {forbidden[0]} makes results depend on compiler and machine: leave it out."

@@ -85,7 +85,7 @@ def _address_without_file() -> str:
 def ring_hosts() -> list[list[str]] | None:
     """Addresses of every rank, ["ip:port", ..] each, where the ring's file has them; else None."""
     try:
-        hosts = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text() or "[]")
+        hosts = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text().strip() or "[]")
     except (KeyError, OSError, ValueError, RecursionError):
         return None
     whole = isinstance(hosts, list) and all(

@@ -9,6 +9,7 @@ this way.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import selectors
 import signal
@@ -58,6 +59,8 @@ def join(limit: float) -> WatchedRanks | None:
                 "eggroll launch, or unset it."
             )
         return None  # as of `mlx.launch -n 1`
+    if name:
+        check_ring(hosts or [], os.environ.get("MLX_RANK", ""))
     with _patience():
         try:
             group = mx.distributed.init(strict=True)
@@ -68,6 +71,28 @@ def join(limit: float) -> WatchedRanks | None:
                 "--starting-port where ports are taken."
             ) from None
     return WatchedRanks(group, limit) if group.size() > 1 else None
+
+
+def check_ring(hosts: list[list[str]], rank: str) -> None:
+    """Raises InputError for what MLX's ring waits for in vain.
+
+    hosts: addresses of every rank; rank: which of them this process is, as a word.
+    """
+    if not (rank.isdecimal() and int(rank) < len(hosts)):
+        raise InputError(
+            f"MLX_RANK is {rank!r}: a number from 0 to {len(hosts) - 1} is needed, as MLX_HOSTFILE "
+            f"lists {len(hosts)} ranks."
+        )
+    known = set[str]()
+    for address in itertools.chain(*hosts):
+        port = address.rpartition(":")[2]
+        if not (port.isdecimal() and 0 < int(port) < 1 << 16) or address in known:
+            why = "is there twice" if address in known else "has no port from 1 to 65535"
+            raise InputError(
+                f"MLX_HOSTFILE has the address {address!r}, which {why}: give every rank "
+                "addresses of its own, such as 127.0.0.1:33001."
+            )
+        known.add(address)
 
 
 @contextlib.contextmanager

@@ -238,6 +238,8 @@ def finish(run: Run, show: bool, tracking: trackers.Tracking, clock: RunClock) -
             if not (sentence := missing_extra(error)):
                 raise
             print(f"no {CURVES}: {sentence}", file=sys.stderr, flush=True)
+        except OSError as error:  # of fonts, say; the run itself is done
+            print(f"no {CURVES}: {error}", file=sys.stderr, flush=True)
     if show:
         print(clock.words(clock.elapsed - start))
         print(last_words(folder, run.config, loss, run.corpus, run.command, run.beside))

@@ -379,7 +379,7 @@ def shared_facts(options: Config, corpus: Corpus) -> dict[str, Any]:
         "the version of MLX": version("mlx"),
         "the code": source_digest(),
         "the network": options.program().digest(),
-        "the corpus": fingerprint(corpus),
+        **{f"the corpus ({name})": value for name, value in fingerprint(corpus).items()},
     }
 
 

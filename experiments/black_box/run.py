@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 import eggroll as eg
 from eggroll import engines
 from eggroll.library.members import Model
-from experiments.arguments import new_file, positive, write_csv
+from experiments.arguments import new_file, new_picture, positive, write_csv
 from experiments.black_box.problems import PROBLEMS, PROXIES, Network, Problem
 
 matplotlib.use("Agg")
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=0.1, help="of Adam; falls to 0")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--csv", type=new_file, help="one row per look")
-    parser.add_argument("--picture", type=new_file, help="cost over evaluations and seconds")
+    parser.add_argument("--picture", type=new_picture, help="cost over evaluations and seconds")
     parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     args = parser.parse_args()
     if args.smoke:

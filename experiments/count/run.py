@@ -25,6 +25,7 @@ from typing import NamedTuple
 from eggroll import adamw
 from eggroll.baseline.backprop import AdamwOptions
 from eggroll.cli import command as cli
+from eggroll.errors import InputError
 from eggroll.files import check_place
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.run import open_run
@@ -109,6 +110,9 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="one row per run")
     args = parser.parse_args()
     check_place("--csv", str(args.csv or ""))  # before all runs
+    for name in ("seeds", "updates"):
+        if (given := getattr(args, name)) is not None and given < 1:
+            raise InputError(f"--{name} is {given}: 1 or more is needed.")
     rows = []
     for name in args.tasks:
         task, goal, seconds = TASKS[name]

@@ -28,7 +28,7 @@ from eggroll.library.members import Model
 from eggroll.library.trainer import Trainer
 from eggroll.networks import mlp
 from eggroll.spec.program import Program
-from experiments.arguments import new_file, positive, write_csv
+from experiments.arguments import new_file, new_picture, positive, write_csv
 
 matplotlib.use("Agg")
 
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--look", type=positive, default=50, help="updates between two validations")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--csv", type=new_file, help="one row per validation")
-    parser.add_argument("--picture", type=new_file, help="accuracy over seconds")
+    parser.add_argument("--picture", type=new_picture, help="accuracy over seconds")
     parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     args = parser.parse_args()
     if args.smoke:

@@ -44,6 +44,10 @@ def run(args: argparse.Namespace) -> None:
         args.seconds, args.looks, args.seeds, args.batch = 1.0, 2, 1, min(args.batch, 1024)
         args.ways = args.ways or list(SMOKE)
     loss = Loss(args.cross_entropy, args.after, args.scale, args.weight, args.exponent).check()
+    for way in args.ways or USUAL:
+        training.chosen(way)
+    if args.out and (args.out / LOOKS).exists():
+        raise InputError(f"--out {str(args.out)!r} holds a run already: give another folder.")
     if args.out:
         make_folder(args.out)
     looks: list[training.Look] = []
@@ -105,6 +109,10 @@ def make_report(args: argparse.Namespace) -> None:
 
 def make_match(args: argparse.Namespace) -> None:
     """Every player against every other."""
+    if len(args.players) < 2:
+        raise InputError(f"one player, {args.players[0]!r}, has nobody to play: give two or more.")
+    if args.seed < 0:
+        raise InputError(f"--seed is {args.seed}: 0 or more is needed.")
     players = [player(word, args.net_folder) for word in args.players]
     for i, one in enumerate(players):
         for other in players[i + 1 :]:

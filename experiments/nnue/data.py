@@ -20,6 +20,7 @@ from experiments.nnue.pack import is_pack, read_pack, write_pack
 
 SMALL = Path(__file__).parent / "small.bin"  # a pack of 4,096 positions, for tests
 POSITIONS = 1_000_000
+LONGEST_OPENING = 200  # random plies
 
 
 def data_command(words: list[str]) -> None:
@@ -35,6 +36,11 @@ def data_command(words: list[str]) -> None:
     for name in ("opening", "seed"):
         if getattr(args, name) < 0:
             raise InputError(f"--{name} is {getattr(args, name)}: at least 0 is needed.")
+    if args.opening > LONGEST_OPENING:
+        raise InputError(
+            f"--opening is {args.opening}: few games last so many random plies; 0 to "
+            f"{LONGEST_OPENING} is needed."
+        )
     if args.check:
         _check(args.check)
     elif not args.out:

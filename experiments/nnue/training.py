@@ -266,10 +266,15 @@ def read_looks(path: Path) -> list[Look]:
             rows = list(csv.reader(file))
         if not rows or tuple(rows[0]) != FIELDS:
             raise ValueError("its first line is another")
-        return [
+        looks = [
             Look(way, features, int(seed), float(seconds), int(positions), float(a), float(b))
             for way, features, seed, seconds, positions, a, b in rows[1:]
         ]
+        if not any(look.seconds > 0 for look in looks):
+            raise ValueError("it has no look after the first update")
+        if not all(math.isfinite(v) for look in looks for v in look if isinstance(v, float)):
+            raise ValueError("a figure is not finite")
+        return looks
     except OSError as error:
         raise InputError(
             f"{str(path)!r} cannot be read ({error.strerror}): give the folder of `run --out`."

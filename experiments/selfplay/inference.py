@@ -41,6 +41,9 @@ def answer(folder: Path, moves: list[int], iteration: int = -1, simulations: int
     Raises:
         InputError: no such network or position.
     """
+    for name, given in (("iteration", iteration), ("simulations", simulations)):
+        if given < -1:
+            raise InputError(f"--{name} is {given}: 0 or more is needed.")
     run = Run(folder)
     k = run.trained if iteration < 0 else iteration
     if k > run.trained:

@@ -3,7 +3,8 @@
 A run is a folder. Iteration k plays `games/k.npz` with `nets/k`, trains `nets/k+1`, and judges it
 in `evals/k+1.json`. A stage is done once its last file is there, and every file is written whole or
 not at all; what a stage computes is a function of the settings and the iteration, so that a stage
-that is begun again, by any number of workers, gives the same bytes. Times go to times.jsonl alone.
+that is begun again, by any number of workers, gives the same bytes; of networks the same tensors,
+as the order of names in their header varies. Times go to times.jsonl alone.
 """
 
 from __future__ import annotations
