@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -94,9 +93,10 @@ def test_a_worker_that_ended_between_updates_is_replaced():
     es = trainer()
     es.ask()
     first = es.map(total, processes=2)
-    for process in multiprocessing.active_children():
-        process.kill()
-        process.join()
+    assert es._pool
+    for worker in [one for one in es._pool._workers if one.begun]:
+        worker.process.kill()
+        worker.process.join()
     assert np.array_equal(es.map(total, processes=2), first)
     es.close()
 

@@ -138,10 +138,6 @@ REASONS: dict[tuple[str, str], str] = {
         "threads: int = 0,",
     ): "how many cores are taken: seconds alone",
     (
-        "eggroll.library.pool",
-        "while ready and (member := next(todo, -1)) >= 0:",
-    ): "no member has a number below 0",
-    (
         "eggroll.envs.spaces",
         "return lambda seen: seen.reshape(len(seen), -1).astype(np.int8) * np.int8(ONE)",
     ): "NumPy takes any size below 0 for what is left",
