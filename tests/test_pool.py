@@ -90,15 +90,20 @@ def test_values_are_those_of_the_members():
 
 
 def test_a_worker_that_ended_between_updates_is_replaced():
-    es = trainer()
-    es.ask()
-    first = es.map(total, processes=2)
+    es, other = trainer(), trainer()
+    for one in (es, other):
+        one.map(total, processes=2)
     assert es._pool
-    for worker in [one for one in es._pool._workers if one.begun]:
+    ended = [worker for worker in es._pool._workers if worker.begun]
+    for worker in ended:
         worker.process.kill()
         worker.process.join()
-    assert np.array_equal(es.map(total, processes=2), first)
-    es.close()
+    for one in (es, other):
+        one.map(total, processes=2)
+    assert ended
+    assert es.signature == other.signature
+    for one in (es, other):
+        one.close()
 
 
 def test_crashes_are_survived_and_named():
