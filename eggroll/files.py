@@ -64,7 +64,8 @@ def path_of(given: Any) -> Path:
 def check_place(flag: str, given: str, *, screen: bool = False) -> None:
     """Raises InputError unless an option is left out or names a file in a folder that is there.
 
-    screen: whether - stands for the screen; else it is no file's name.
+    Files of a run are no such place. screen: whether - stands for the screen; else it is no
+    file's name.
     """
     path = Path(given)
     is_file = given != "-" and path.parent.is_dir() and (path.is_file() or not path.exists())

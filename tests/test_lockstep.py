@@ -107,8 +107,6 @@ class Slow(Walk):
         return super().reset(seed=seed)
 
     def close(self) -> None:
-        if self.most < 0:
-            return
         with open(os.environ["EGGROLL_TEST_CLOSED"], "a") as file:
             file.write("closed\n")
 

@@ -498,10 +498,15 @@ def test_a_match_of_equals_is_even(players: dict[str, match.Player]):
 def test_a_run_and_its_report(tmp_path: Path, capsys: Any):
     out = tmp_path / "run"
     assert main(["run", "--data", str(SMALL), "--smoke", "--width", "16", "--out", str(out)]) == 0
+    assert "| 768 | feedback | 1 |" in capsys.readouterr().out
+    again = ["run", "--data", str(SMALL), "--ways", "native", "--out", str(out)]
+    before = (out / "looks.csv").read_bytes()
+    assert main(again) == 2
+    assert "holds a run already: give another folder" in capsys.readouterr().err
+    assert (out / "looks.csv").read_bytes() == before
     looks = training.read_looks(out / "looks.csv")
     assert {look.way for look in looks} == {"native", "feedback", "token-credit"}
     assert all(a.seconds <= b.seconds for a, b in itertools.pairwise(looks) if a.way == b.way)
-    assert "| 768 | feedback | 1 |" in capsys.readouterr().out
     drawn = tmp_path / "pictures"
     assert main(["report", str(out), "--data", str(SMALL), "--out", str(drawn)]) == 0
     ends = [grad + contour for grad in ("", "_grad") for contour in ("", "_contour")]
@@ -518,6 +523,23 @@ def test_looks_are_read_as_they_were_written(tmp_path: Path):
     looks = [training.Look("native", "768", 0, 1.25, 123_456_789, 0.0625, 0.5)]
     training.write_looks(tmp_path / "looks.csv", looks)
     assert training.read_looks(tmp_path / "looks.csv") == looks
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("", "it has no look after the first update"),
+        ("native,768,0,0,0,0.1,0.2\n", "it has no look after the first update"),
+        ("native,768,0,1,9,nan,0.2\n", "a figure is not finite"),
+    ],
+)
+def test_looks_that_cannot_be_drawn_are_named(tmp_path: Path, row: str, said: str):
+    path = tmp_path / "looks.csv"
+    training.write_looks(path, [])
+    with path.open("a") as file:
+        file.write(row)
+    with pytest.raises(InputError, match=said):
+        training.read_looks(path)
 
 
 def test_tables_say_what_was_not_measured():

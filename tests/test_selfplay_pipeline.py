@@ -255,6 +255,8 @@ def test_damaged_and_foreign_chunks_are_refused(tmp_path, whole: Path):
         (["infer", "{whole}", "--moves", "0,0"], "--moves has 0 in place 2: 1, 2,"),
         (["infer", "{whole}", "--moves", "0,3,1,4,2"], "ends the game"),
         (["infer", "{whole}", "--iteration", "9"], "the run has networks 0 to 2"),
+        (["infer", "{whole}", "--iteration", "-7"], "--iteration is -7: 0 or more is needed"),
+        (["infer", "{whole}", "--simulations", "-2"], "--simulations is -2: 0 or more is needed"),
         (["report", "{none}", "--out", "{new}"], "is no file of settings"),
     ],
 )

@@ -60,6 +60,7 @@ def test_a_slim_installation_trains_samples_resumes_and_verifies(tmp_path: Path,
     ("words", "package"),
     [
         (("plot", "run"), "matplotlib"),
+        (("bench", "--quick", "--picture", "x.png"), "matplotlib"),
         (("sweep", "--data", "count"), "optuna"),
         (("train", "--data", "tinystories"), "datasets"),
         (("train", "--vocabulary", "512"), "tokenizers"),
@@ -71,6 +72,7 @@ def test_what_is_missing_is_named(tmp_path: Path, finished: Path, words, package
     ended = slim(tmp_path, *words)
     assert ended.returncode == 2, ended.stderr
     assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""  # before any work
     (line,) = ended.stderr.splitlines()[-1:]
     assert line.startswith("error: ")
     assert package in line

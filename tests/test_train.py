@@ -175,6 +175,27 @@ def test_a_second_signal_stops_at_once(call: Command, tmp_path: Path, stop_in, n
     assert call("--resume", tmp_path / "run").signature == SIGNATURE
 
 
+def test_pictures_that_fail_leave_a_run_done(
+    call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fails(folder: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(pictures, "curves", fails)
+    ended = call(*TINY, "--out", tmp_path / "run")
+    assert ended.signature == SIGNATURE
+    assert "no curves.png: [Errno 24] Too many open files" in ended.err
+
+
+def test_the_next_command_takes_any_folder(
+    call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_curves: None
+):
+    monkeypatch.chdir(tmp_path)
+    ended = call(*TINY, "--out=-x")
+    assert "generate ./-x " in ended.out
+    assert call("./-x", "--tokens", 4, main=generate.main).code == 0
+
+
 def test_a_second_signal_waits_for_what_pictures_import(monkeypatch: pytest.MonkeyPatch):
     """In the midst of matplotlib's own extensions it could end Python."""
     import matplotlib.ticker

@@ -115,11 +115,11 @@ def check(options: BenchOptions) -> BenchOptions:
             raise InputError(
                 f"--pops has {pop}: an even number from 2 to {1 << 24} is needed; try --pops 1024."
             )
-    for name in ("json", "csv", "picture"):
-        check_place(f"--{name}", getattr(options, name), screen=name == "json")
+    flags = {f"--{name}": getattr(options, name) for name in ("json", "csv", "picture")}
+    for one, given in flags.items():
+        check_place(one, given, screen=one == "--json")
     if options.picture:
         pictures.style()  # says now if what draws is missing
-    flags = {f"--{name}": getattr(options, name) for name in ("json", "csv", "picture")}
     for one, other in itertools.combinations([f for f in flags if flags[f]], 2):
         if os.path.abspath(flags[one]) == os.path.abspath(flags[other]):
             raise InputError(

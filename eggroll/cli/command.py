@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, make_dataclass
 from functools import partial
+from itertools import dropwhile, takewhile
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -321,11 +322,14 @@ def _value(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
 def _sentence(box: str) -> str:
     """The first sentence in the frame that tyro draws around a complaint."""
     lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]
-    rules = [set(line) <= {*"─-"} for line in lines]  # of hyphens where stdout has no others
-    first = rules.index(False) if False in rules else 0
-    rule = rules.index(True, first) if True in rules[first:] else len(lines)
-    text = " ".join(lines[first:rule]) or " ".join(box.split())
+    begun = dropwhile(_is_rule, lines)
+    text = " ".join(takewhile(lambda line: not _is_rule(line), begun)) or " ".join(box.split())
     return re.split(r"\.(?:\s|$)", text.removeprefix("Error parsing "), maxsplit=1)[0]
+
+
+def _is_rule(line: str) -> bool:
+    """True of a line across the frame, of hyphens where stdout has no others; and of none."""
+    return set(line) <= {*"─-"}
 
 
 def flag(name: str) -> str:
@@ -334,7 +338,10 @@ def flag(name: str) -> str:
 
 
 def word_of(argv: Sequence[str], name: str) -> str:
-    """The word given to an option, the last if there are several; empty if it is not there."""
+    """The word given to an option, the last if there are several.
+
+    Empty if the option is not there, or another follows it at once.
+    """
     chosen = ""
     for word, after in zip(argv, [*argv, ""][1:], strict=True):
         option, equals, value = word.partition("=")

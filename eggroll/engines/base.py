@@ -33,8 +33,8 @@ _owner: list[int] = []
 
 def check_process() -> None:
     """Raises InputError in a fork of a process that had an engine, where MLX runs on a GPU."""
-    serve_forks()
     if not _owner:
+        serve_forks()
         _owner.append(os.getpid())
     if _owner[0] != os.getpid() and mx.default_device() != mx.Device(mx.cpu):
         raise InputError(

@@ -87,6 +87,8 @@ class ErrorMaker:
         self.program, self.seed, self.threads = program, seed, threads
         self._visible = visible(program)
         self._places = {output.name: i for i, output in enumerate(program.outputs)}
+        # Values of a row that can have an error.
+        self.width = sum(program.outputs[self._places[name]].size for name in self._visible)
 
     def targets(self, given: Any, loss: LossNames, lead: tuple[int, ...]) -> Targets:
         """The caller's targets, checked."""

@@ -146,9 +146,8 @@ class Pool:
                 worker = ready.pop()
                 try:
                     worker.give(todo[-1], weights_of(todo[-1]), key)
-                except OSError:  # it ended while it had nothing to do
-                    worker.end()
-                    self._workers[self._workers.index(worker)] = Worker(self._task)
+                except OSError:  # it ended while it had nothing to do: another has the member
+                    self._replace(worker)
                 else:
                     todo.pop()
             waiting = [w for w in self._workers if w not in ready]

@@ -749,9 +749,7 @@ class Trainer:
             size, loss = sums[0], targets.mean(self.program, sums[1])
         else:
             size, loss = int(np.abs(batch.errors).sum(dtype=np.int64)), math.nan
-        names = learning.visible(self.program)
-        width = sum([output.size for output in self.program.outputs if output.name in names])
-        mean = size / (R * T * width)
+        mean = size / (R * T * self._errors.width)
         with cli.uninterrupted() if self._log else nullcontext():
             rate = learner.adopt(estimate._replace(state=after))
             self._members = None

@@ -74,8 +74,8 @@ def build(*sources: str | Path, flags: Sequence[str] = ()) -> Library:
                         f"{linker[0]} made no library with flags {shown(flags)}: leave out those "
                         "that ask for something else."
                     )
-                os.chmod(Path(folder) / target.name, 0o755)
-                os.replace(Path(folder) / target.name, target)
+                os.chmod(made, 0o755)
+                os.replace(made, target)
         except OSError as error:
             raise InputError(
                 f"the cache {target.parent} cannot be written ({error.strerror or error}): make "

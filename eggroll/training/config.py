@@ -525,8 +525,9 @@ PLACES = ("data", "model", "reward")  # options that name files, which may move
 
 def place(name: str, value: object) -> tuple[Path, str]:
     """The path that an option is, and the function that a reward names in it."""
-    path, _, function = str(value or "").rpartition(":")
-    return (Path(path), function) if name == "reward" else (Path(str(value or "")), "")
+    text = str(value or "")
+    path, _, function = text.rpartition(":") if name == "reward" else (text, "", "")
+    return Path(path), function
 
 
 def check_resumed(old: Kind, new: Kind) -> None:

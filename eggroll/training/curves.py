@@ -231,7 +231,7 @@ def read_run(folder: Path | str) -> RunCurves:
         with_counts = _points([(row["step"], row[MIXED]) for row in validated if MIXED in row])
         named: dict[Metric, Values] = {
             name: _points([(row["step"], row[name]) for row in rows if name in row])
-            for name in (*OF_VALUES, "loss", "error")
+            for name in ((*OF_VALUES, "loss", "error") if of_trainer else ())
         }
         if any(column.ndim != 1 for column in (*columns, *validations)):
             raise ValueError("a figure is a list")

@@ -96,7 +96,10 @@ class Gradients(NamedTuple):
 
 
 def at(a: Floats | None, *, writes: bool = False) -> tuple[int | None, int]:
-    """(address, leading dimension) of a matrix, which a kernel may write; (None, 0) for None."""
+    """(address, leading dimension) of a matrix; (None, 0) for None.
+
+    writes: whether a kernel will write into it.
+    """
     if a is None:
         return None, 0
     if a.dtype != np.float32 or a.ndim != 2:
