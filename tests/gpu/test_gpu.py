@@ -315,9 +315,9 @@ NETWORKS = [
     ("dp4a", {"layers": 1, "width": 16, "vocabulary": 256, "rank": 1, "chunk": 10}),
     ("m8n8k16", {"layers": 1, "width": 16, "vocabulary": 1000, "rank": 4, "chunk": 26,
                  "score-bits": 8}),
-    ("m16n8k32", {"layers": 6, "width": 24, "vocabulary": 256, "rank": 4, "chunk": 22,
+    ("m16n8k32", {"layers": 2, "width": 24, "vocabulary": 256, "rank": 4, "chunk": 22,
                   "gates": "table"}),
-    ("m16n8k32", {"layers": 6, "width": 16, "vocabulary": 1000, "rank": 1, "chunk": 34,
+    ("m16n8k32", {"layers": 2, "width": 16, "vocabulary": 1000, "rank": 1, "chunk": 34,
                   "noise-reuse": 0}),
 ]  # fmt: skip
 RUNS = [

@@ -236,11 +236,11 @@ RUNS: dict[str, tuple[str, Sequence[object]]] = {
     "recipe": ("m16n8k32", ["--recipe", "language", "--vocabulary", 256, "--chunk", 6]),
     "some tokens at a time": (
         "m8n8k16",
-        ["--estimator", "token-credit", "--vocabulary", 1000, "--layers", 6, "--gates", "table",
+        ["--estimator", "token-credit", "--vocabulary", 1000, "--layers", 2, "--gates", "table",
          "--chunk", 12, "--noise-reuse", 0, "--sigma-shift", 2, "--block_tokens", 3]),
     "token-votes, whitened": (
         "dp4a",
-        ["--estimator", "token-votes", "--rule", "whitened", "--vocabulary", 1000, "--layers", 6,
+        ["--estimator", "token-votes", "--rule", "whitened", "--vocabulary", 1000, "--layers", 2,
          "--gates", "table", "--chunk", 18]),
     "token-votes": (
         "m16n8k32",

@@ -37,7 +37,11 @@ MOST_RUNNING = 32
 FORWARD, REVERSE, SHUFFLED = range(3)
 INPUT, OUTPUT, SCRATCH = range(3)
 LEFT_OUT = (".json", ".pyc")  # files of the emulators that no program is made of
-UNDEFINED = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
+# What an access touches memory.cpp checks, and no pointer is looked at before it is used.
+UNDEFINED = (
+    *("-fsanitize=undefined", "-fno-sanitize=pointer-overflow,null,object-size"),
+    "-fno-sanitize-recover=all",
+)
 # ThreadSanitizer's hooks at every access, which memory.cpp defines.
 HOOKS = ("-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0")
 COPIES = ("--wrap=memcpy", "--wrap=memmove", "--wrap=memset")
