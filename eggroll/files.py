@@ -237,6 +237,22 @@ def cache_folder() -> Path:
         ) from None
 
 
+@contextmanager
+def of_cache(path: Path) -> Iterator[None]:
+    """Within, an error of the system names the path of the cache and the way out.
+
+    Raises:
+        InputError: it cannot be read or written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{str(path)!r} of the cache cannot be read or written ({error.strerror or error}): "
+            "make room there, or set EGGROLL_CACHE to another folder."
+        ) from error
+
+
 def check_own(path: Path, code: bool = False) -> None:
     """Sees that a file or folder of the cache is of this user or of root, before it is believed.
 

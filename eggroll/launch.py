@@ -129,6 +129,12 @@ def _run_ranks(codes: list[int], kind: Any, arguments: Sequence[Any], verbose: b
         codes += _wait_for([rank.process for rank in ranks], signals)
     for pipe in pipes:
         pipe.join()
+    for number, rank in enumerate(ranks):
+        if getattr(rank, "_pidfile", "") is None and not rank._is_local:  # ssh itself says nothing
+            say(
+                f"launch: rank {number} never began: ssh must reach {rank._host!r} and log in "
+                "without asking for anything."
+            )
 
 
 @contextlib.contextmanager

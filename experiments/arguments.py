@@ -46,6 +46,12 @@ def new_picture(text: str) -> Path:
     return new_file(text)
 
 
+def check_no_run(folder: Path, name: str) -> None:
+    """Raises InputError for a folder that has the file of a run already, which would replace it."""
+    if (folder / name).exists():
+        raise InputError(f"--out {str(folder)!r} holds a run already: give another folder.")
+
+
 def write_csv(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Writes a table whole or not at all.
 

@@ -220,6 +220,15 @@ def test_what_cannot_be_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_cache_that_cannot_be_written_is_named(call: Command, text: Path, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path / "file"))
+    ended = call(*SMALL, "--data", text, "--vocabulary", 301, "--out", tmp_path / "run")
+    assert (ended.code, ended.err.count("\n"), (tmp_path / "run").exists()) == (2, 1, False)
+    assert f"'{tmp_path / 'file' / 'tokenizers'}" in ended.err
+    assert "set EGGROLL_CACHE to another folder" in ended.err
+
+
 def test_without_the_package_one_sentence_says_so(monkeypatch, text: Path):
     import sys
 

@@ -389,7 +389,7 @@ def test_calls_out_of_order() -> None:
     with pytest.raises(InputError, match="tell comes without a call"):
         es.tell(np.zeros(8))
     members.generate(["a"], tokens=1)
-    for wrong in (np.zeros(7), np.zeros((8, 0)), np.zeros((8, 2, 2))):
+    for wrong in (np.zeros(7), np.zeros((8, 0)), np.zeros((8, 2)), np.zeros((8, 2, 2))):
         with pytest.raises(InputError, match=r"\[8\] is needed"):
             es.tell(wrong)
     with pytest.raises(InputError, match="nan at"):

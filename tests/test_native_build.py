@@ -156,7 +156,7 @@ def test_one_sentence_for_what_is_not_built(in_c: Path, monkeypatch: pytest.Monk
 def test_a_cache_that_cannot_be_written(in_c: Path, cache: Path):
     cache.parent.mkdir()
     cache.write_text("a file where the folder should be")
-    with pytest.raises(InputError, match=r"cannot be written .* set EGGROLL_CACHE"):
+    with pytest.raises(InputError, match=r"cannot be read or written .* set EGGROLL_CACHE"):
         native.build(in_c)
 
 

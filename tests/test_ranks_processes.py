@@ -258,6 +258,21 @@ def test_a_launch_of_nothing_is_refused(tmp_path: Path, words: tuple[str, ...], 
     assert (ended.returncode, says in ended.stderr) == (2, True)
 
 
+def test_a_host_that_ssh_does_not_reach_is_named(tmp_path: Path):
+    (tmp_path / "ssh").write_text("#!/bin/sh\nexit 255\n")
+    (tmp_path / "ssh").chmod(0o755)
+    hosts = [{"ssh": name, "ips": ["127.0.0.1"]} for name in ("127.0.0.1", "far")]
+    (tmp_path / "hosts.json").write_text(json.dumps(hosts))
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    ended = subprocess.run(
+        (*LAUNCH, "--hostfile", "hosts.json", "--", "/bin/sleep", "0.2"), capture_output=True,
+        text=True, cwd=tmp_path, env=os.environ | {"PATH": path}, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 255
+    assert "launch: rank 1 never began: ssh must reach 'far' and log in" in ended.stderr
+    assert ended.stderr.count("never began") == 1
+
+
 def test_a_sentence_of_all_ranks_is_said_once(tmp_path: Path):
     with started(2, (*SMALL, "--sigma-shift", "99")) as launcher:
         said, complaints = launcher.communicate(timeout=60)

@@ -27,6 +27,9 @@ def test_a_run_and_its_report(tmp_path: Path, capsys):
     shares = [run.looks()[-1][f"random_{end}"] for end in ("win", "draw", "loss")]
     assert sum(shares) == pytest.approx(1, abs=1e-6)
     capsys.readouterr()
+    assert main(["run", "--smoke", "--out", folders[0]]) == 2
+    assert "holds a run already: give another folder" in capsys.readouterr().err
+    assert metrics.read(Path(folders[0])) == run
     assert main(["report", *folders, "--out", str(tmp_path / "pictures")]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("| | native (2) |\n")

@@ -20,13 +20,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.data.text import MARK, Text, reason
+from eggroll.data.text import MARK, Text
 from eggroll.errors import InputError, object_in
 from eggroll.files import (
     cache_folder,
     check_own,
     filling,
     locked,
+    of_cache,
     open_regular,
     replacing,
     write_whole,
@@ -286,7 +287,7 @@ def train_tokenizer(name: str, text: Text, vocabulary: int) -> BytePairs:
     tokenizers = tokenizers_package()
     key = f"{text.about['splits']['train']['sha256']} {vocabulary} {tokenizers.__version__}"
     path = cache_folder() / "tokenizers" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
-    with locked(path.with_suffix(".lock")):
+    with of_cache(path), locked(path.with_suffix(".lock")):
         if not path.exists():
             if len(text.train) > QUIET:
                 message = f"training a tokenizer of {vocabulary:,} tokens on {name} ..."
@@ -329,18 +330,13 @@ def encoded_split(
     """
     key = hashlib.sha256(f"{digest} {coding.digest}".encode()).hexdigest()[:24]
     path = cache_folder() / "tokens" / f"{key}.u16"
-    try:
+    with of_cache(path):
         with locked(path.with_suffix(".lock")):
             if not path.exists():
                 _encode(data, coding, path, title)
         check_own(path)
         tokens: NDArray[np.uint16] = np.memmap(path, "<u2", "r").view(np.ndarray)
-    except OSError as error:
-        raise InputError(
-            f"the cache of tokens {str(path)!r} cannot be read or written ({reason(error)}): make "
-            "room there, or set EGGROLL_CACHE to another folder."
-        ) from error
-    return tokens
+        return tokens
 
 
 def _encode(data: NDArray[np.uint8], coding: BytePairs, path: Path, title: str) -> None:

@@ -28,7 +28,15 @@ from numpy.typing import NDArray
 from eggroll.data.columns import BATCH, ColumnFile, is_text
 from eggroll.data.text import MARK, VAL_SHARE, Split, Text, held_out, reason
 from eggroll.errors import InputError, object_in
-from eggroll.files import cache_folder, check_own, filling, flush_to_disk, locked, write_whole
+from eggroll.files import (
+    cache_folder,
+    check_own,
+    filling,
+    flush_to_disk,
+    locked,
+    of_cache,
+    write_whole,
+)
 
 PREFIX: Final = "hf:"
 HUB: Final = {"tinystories": "roneneldan/TinyStories", "minipile": "JeanKaddour/minipile"}
@@ -79,8 +87,7 @@ def read_table(source: HubSource, share: float = VAL_SHARE) -> Text:
             written.
     """
     base = cache_folder() / key_of(source)
-    folder = base
-    try:
+    with of_cache(base):
         folder, fault = _find_cache(base, source, share)
         if fault:
             with locked(base.with_name(f"{base.name}.lock")):
@@ -94,12 +101,7 @@ def read_table(source: HubSource, share: float = VAL_SHARE) -> Text:
         train, valid = (
             np.memmap(folder / f"{split}.bin", np.uint8, "r").view(np.ndarray) for split in SPLITS
         )
-    except OSError as error:
-        raise InputError(
-            f"the cache of {source.name!r} in {folder} cannot be read or written "
-            f"({reason(error)}): make room there, or set EGGROLL_CACHE to another folder."
-        ) from error
-    return Text(train, valid, meta)
+        return Text(train, valid, meta)
 
 
 # Names: the option `data`, and the sources that it names.

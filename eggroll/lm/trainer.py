@@ -372,7 +372,7 @@ class ModelTrainer:
         if members is None or not members.calls:
             what = "ask" if members is None else "a call of the members that ask returned"
             raise InputError(f"tell comes without {what}: call ask(), then its members, then tell.")
-        checked = self._checked(values, members.pop)
+        checked = self._checked(values, members)
         sigma = self.options.sigma * self.sigma_scale
         told = self._told(members, checked)
         fitness = np.array(told["fitness"], np.int8)
@@ -441,16 +441,19 @@ class ModelTrainer:
                 stacklevel=3,
             )
 
-    def _checked(self, values: ArrayLike, members: int) -> NDArray[np.float64]:
-        """Values of so many members as float64, [P] or [P, G]."""
+    def _checked(self, values: ArrayLike, members: ModelMembers) -> NDArray[np.float64]:
+        """Values of the members as float64, [P] or [P, G]."""
         try:
             checked = as_values(values)
         except ValueError as error:
             raise InputError(f"{error}.") from None
-        if checked.ndim not in (1, 2) or len(checked) != members or not checked.size:
+        most = max(members.rows // members.pop, 1)
+        shaped = checked.ndim == 1 or (checked.ndim == 2 and 1 <= checked.shape[1] <= most)
+        if not shaped or len(checked) != members.pop:
             raise InputError(
-                f"fitness has the shape {list(checked.shape)}: [{members}] is needed, a value for "
-                f"every member, or [{members}, G], one for each of its G prompts."
+                f"fitness has the shape {list(checked.shape)}: [{members.pop}] is needed, a value "
+                f"for every member, or [{members.pop}, G], one for each of its G prompts, which "
+                f"were {most} at most."
             )
         return checked
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eggroll.errors import InputError, shown
-from eggroll.files import cache_folder, check_own, path_of
+from eggroll.files import cache_folder, check_own, of_cache, path_of
 
 __all__ = ["Library", "World", "build", "include"]
 
@@ -63,7 +63,7 @@ def build(*sources: str | Path, flags: Sequence[str] = ()) -> Library:
             key.update(hashlib.sha256(output).digest())
     target = cache_folder() / "native" / f"{paths[0].stem}-{key.hexdigest()[:24]}.so"
     if not target.exists():
-        try:
+        with of_cache(target.parent):
             target.parent.mkdir(0o755, parents=True, exist_ok=True)
             check_own(target.parent, code=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -76,11 +76,6 @@ def build(*sources: str | Path, flags: Sequence[str] = ()) -> Library:
                     )
                 os.chmod(made, 0o755)
                 os.replace(made, target)
-        except OSError as error:
-            raise InputError(
-                f"the cache {target.parent} cannot be written ({error.strerror or error}): make "
-                "room there, or set EGGROLL_CACHE to another folder."
-            ) from None
     check_own(target.parent, code=True)
     check_own(target, code=True)
     return Library(target)

@@ -19,7 +19,7 @@ import numpy as np
 
 from eggroll.errors import InputError
 from eggroll.files import make_folder, write_whole
-from experiments.arguments import positive
+from experiments.arguments import check_no_run, positive
 from experiments.nnue import bench, data, loader_bench, match, pictures, report, training
 from experiments.nnue.loader import FEATURES
 from experiments.nnue.losses import SCALE, Loss, fitted_scale
@@ -46,9 +46,8 @@ def run(args: argparse.Namespace) -> None:
     loss = Loss(args.cross_entropy, args.after, args.scale, args.weight, args.exponent).check()
     for way in args.ways or USUAL:
         training.chosen(way)
-    if args.out and (args.out / LOOKS).exists():
-        raise InputError(f"--out {str(args.out)!r} holds a run already: give another folder.")
     if args.out:
+        check_no_run(args.out, LOOKS)
         make_folder(args.out)
     looks: list[training.Look] = []
     about = {"variance": dict[str, float](), "words": sys.argv[1:]}

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from eggroll.errors import InputError
+from experiments.arguments import check_no_run
+from experiments.tictactoe import metrics
 from experiments.tictactoe.ppo import training
 from experiments.tictactoe.ppo.settings import SETTINGS
 
@@ -31,6 +33,7 @@ def run(args: argparse.Namespace) -> None:
     if args.seed < 0:
         raise InputError(f"--seed is {args.seed}: seeds are whole numbers from 0.")
     if args.out:
+        check_no_run(args.out, metrics.NAME)
         _train(args, args.out)
         return
     with tempfile.TemporaryDirectory() as folder:
