@@ -21,6 +21,7 @@ from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.portable import engine as portable
 from eggroll.errors import InputError
 from eggroll.files import cache_folder
+from eggroll.spec.losses import LOSSES
 from eggroll.spec.program import OPERATIONS
 
 COMPILER = """[metal::Device] Unable to build metal library from source
@@ -174,6 +175,12 @@ def test_portable_on_a_gpu_is_exact(monkeypatch: pytest.MonkeyPatch):
 def test_every_operation_is_tried():
     kinds = {op.kind for net in trial.trial_networks().values() for s in net.stages for op in s.ops}
     assert kinds == set(OPERATIONS)
+
+
+def test_every_loss_is_tried_of_int8_and_of_sums():
+    outputs = trial.trial_networks()["outputs"].outputs
+    tried = [(loss, out.wide) for loss, out in zip(trial.OUTPUT_LOSSES, outputs, strict=True)]
+    assert sorted(tried) == sorted((loss, wide) for loss in LOSSES for wide in (False, True))
 
 
 @pytest.mark.parametrize("name", trial.trial_networks())

@@ -37,6 +37,8 @@ from eggroll.files import cache_folder, check_own, write_whole
 from eggroll.networks import egg
 from eggroll.spec.backward import MOST, Backward
 from eggroll.spec.credit import Crediting, CreditNoise, crediting, draw_signs
+from eggroll.spec.fixed_point import LIMIT
+from eggroll.spec.losses import LOSSES
 from eggroll.spec.noise import Noise, Slices
 from eggroll.spec.program import Batch, Program
 
@@ -47,7 +49,8 @@ FAR_PAIR = (1 << 31) - 7  # of the first of some pairs: the next ones have numbe
 GROUPS = 5
 FINE_MOST = (127 << 16) + 32767  # of a fine copy
 ESTIMATORS = {"token-votes": False, "token-credit": True}  # whether the noise is on nodes
-OUTPUT_LOSSES = "softmax", "squared"  # of the outputs of `rows_network`
+# Of the outputs of `rows_network`: each of int8 and of sums.
+OUTPUT_LOSSES = "softmax", "squared", "squared", "softmax", "sigmoid", "sigmoid"
 MAX_VERDICTS = 32  # on disk, the last ones
 SWITCH = "EGGROLL_TRIAL"  # 1: verdicts on disk do not count
 LANGUAGES = ("gpu", "metal", "cuda")  # folders of kernel files
@@ -168,6 +171,10 @@ def rows_network(*, scored: bool = True) -> Program:
     net.sums(x, "value", 3)
     if scored:
         net.score(x, "head")
+    else:
+        for narrow, wide in (("level", "rank"), ("odds", "chance")):
+            net.output(net.linear(x, narrow, 5), narrow)
+            net.sums(x, wide, 7)
     net.check()
     return net
 
@@ -206,9 +213,12 @@ class TrialCase:
             leaf.name: mx.array(words.integers(-127, 128, leaf.shape, np.int8)) for leaf in matrices
         }
         if not program.scored:
-            columns = 1 + program.outputs[1].size
-            wanted = words.integers(-1, program.outputs[0].size, (*shape, columns), np.int32)
-            self.batch = self.batch._replace(wanted=mx.array(wanted))
+            wanted = []
+            for name, out in zip(OUTPUT_LOSSES, program.outputs, strict=False):
+                columns = out.size if LOSSES[name].by_value else 1
+                past = min(LOSSES[name].most or out.size - 1, LIMIT) + 1
+                wanted.append(words.integers(-1, past, (*shape, columns), np.int32))
+            self.batch = self.batch._replace(wanted=mx.array(np.concatenate(wanted, axis=-1)))
 
     def before_rules(self) -> dict[str, tuple[Any, ...]]:
         """The arguments of engines' rules, by name: small votes, the largest ones, and none."""
@@ -249,7 +259,7 @@ class TrialCase:
         kinds = "linear", "score", "sums"
         names = [program.leaves[op.leaf].name for op in ops if op.kind in kinds]
         scales = tuple(i % (MOST + 1) for i in range(len(program.leaves)))
-        losses = () if program.scored else OUTPUT_LOSSES
+        losses = OUTPUT_LOSSES[: 0 if program.scored else len(program.outputs)]
         return Backward(scales, {name: self.matrices[name] for name in names}, losses)
 
     def credited(self, program: Program, nodes: bool) -> tuple[CreditNoise, Crediting]:
