@@ -12,6 +12,7 @@ if __name__ == "__main__":  # before imports that take a while
 
     raise SystemExit(entry.run("eggroll.launch"))
 
+import argparse
 import contextlib
 import os
 import signal
@@ -22,7 +23,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, BinaryIO
+from types import SimpleNamespace
+from typing import Annotated, Any, BinaryIO, NoReturn
 
 import tyro
 
@@ -77,6 +79,19 @@ def words_for_mlx(words: Sequence[str]) -> list[str]:
     return list(words)
 
 
+class _Parser(argparse.ArgumentParser):
+    """In place of mlx.launch's: says one sentence, and takes no unknown option for the command."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"mlx.launch: {message} (mlx.launch --help lists its options).")
+
+    def parse_known_args(self, *given: Any) -> Any:  # type: ignore[override]
+        found, rest = super().parse_known_args(*given)
+        if rest and rest[0].startswith("-") and rest[0] != "--":
+            self.error(f"{rest[0]!r} is no option")
+        return found, rest
+
+
 def run_mlx_launch(words: Sequence[str]) -> int:
     """Runs mlx.launch on these words; returns the exit code of the ranks.
 
@@ -87,13 +102,14 @@ def run_mlx_launch(words: Sequence[str]) -> int:
     launch = _mlx_launch()
     original, argv = launch._launch_with_io, sys.argv
     launch._launch_with_io = partial(_run_ranks, codes)
+    launch.argparse = SimpleNamespace(**vars(argparse) | {"ArgumentParser": _Parser})
     sys.argv = ["mlx.launch", *words]
     try:
         launch.main()
     except SystemExit as stop:  # a complaint of its own
         return stop.code if isinstance(stop.code, int) else cli.REFUSED
     finally:
-        launch._launch_with_io, sys.argv = original, argv
+        launch._launch_with_io, launch.argparse, sys.argv = original, argparse, argv
     return next((code for code in codes if code), cli.DONE)
 
 

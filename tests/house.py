@@ -65,7 +65,7 @@ BUDGETS: dict[str, int] = {
     "native": 175,
     "ranks": 695,
     "report": 630,
-    "root": 1860,
+    "root": 1870,
     "spec": 1240,
     "sweep": 1420,
     "training": 3695,

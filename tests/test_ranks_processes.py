@@ -250,12 +250,15 @@ def test_a_file_without_hosts_is_named(tmp_path: Path, text: str | None):
     [(("-n", "2", "--"), "no command stands after --"),
      (("--hostfile", "none.json", "--", "true"), "--hostfile names no host"),
      (("-n", "0", "--", "true"), "-n is 0: a whole number from 1 to 65536"),
-     (("--starting-port=-5", "--", "true"), "--starting-port is -5: a whole number from 1")],
+     (("--starting-port=-5", "--", "true"), "--starting-port is -5: a whole number from 1"),
+     (("--foo", "3", "--", "true"), "mlx.launch: '--foo' is no option"),
+     (("--hostfile", "no.json", "--", "true"), "mlx.launch: Hostfile no.json doesn't exist (ml"),
+     (("--hosts", "a", "--", "true"), "ring backend requires IPs")],
 )  # fmt: skip
 def test_a_launch_of_nothing_is_refused(tmp_path: Path, words: tuple[str, ...], says: str):
     (tmp_path / "none.json").write_text("[]")
     ended = subprocess.run((*LAUNCH, *words), capture_output=True, text=True, cwd=tmp_path)
-    assert (ended.returncode, says in ended.stderr) == (2, True)
+    assert (ended.returncode, says in ended.stderr, ended.stderr.count("\n")) == (2, True, 1)
 
 
 def test_a_host_that_ssh_does_not_reach_is_named(tmp_path: Path):
