@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "engines": 6380,
     "envs": 890,
     "evolution": 1290,
-    "library": 2990,
+    "library": 3015,
     "lm": 2145,
     "native": 175,
     "ranks": 695,

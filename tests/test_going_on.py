@@ -177,7 +177,10 @@ def test_checkpoints_and_copies_have_the_best_member(tmp_path: Path):
     again = Trainer.load(tmp_path / "es.safetensors")
     again.save(tmp_path / "again.safetensors")
     loaded = Trainer.load(tmp_path / "again.safetensors", pop=4)
-    for found in (again.best, loaded.best, copy.deepcopy(es).best):
+    for made in (again, loaded, copy.deepcopy(es)):
+        assert made.best is not None
+        next(iter(made.best.weights.values()))[:] = 99  # a copy
+        found = made.best
         assert found is not None
         assert found[:3] == known[:3]
         assert list(found.weights) == list(es.weights)

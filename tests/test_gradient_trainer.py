@@ -148,6 +148,7 @@ WRONG = {
     "shape": (lambda t: tell(t, np.ones((4, 1, 2))), "[4, 1, 2]: [4, 2] is needed"),
     "nan": (lambda t: tell(t, np.full((4, 2), np.nan)), "'output' is not finite"),
     "name": (lambda t: tell(t, {"class": np.ones((4, 2))}), "'class' is no output"),
+    "no name": (lambda t: tell(t, {}), "slopes is empty: give those of one output"),
     "inputs": (lambda t: t.ask(np.ones((4, 3))), "float64: int8 are needed"),
     "size": (lambda t: t.ask(int8((4, 2))), "[4, 2]: [R, T, 3] is needed"),
     "nothing": (lambda t: t.ask(), "inputs are needed"),
@@ -242,12 +243,33 @@ def test_copies_are_as_before_a_call():
     trainer.ask(x)
     model = trainer.model
     known = model(x)
-    for made in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer))):
+    for made in (copy.copy(trainer), copy.deepcopy(trainer), pickled(trainer)):
         with pytest.raises(InputError, match="without ask before it"):
             made.tell_gradient(wanted)
         made.tell_gradient(made.ask(x) - wanted)
         assert made.step == trainer.step + 1
-    assert np.array_equal(pickle.loads(pickle.dumps(model))(x), known)
+        assert np.array_equal(trainer.model(x), known)
+    assert np.array_equal(pickled(model)(x), known)
+
+
+def pickled(thing):
+    return pickle.loads(pickle.dumps(thing))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_of_a_model_has_a_state_of_its_own(copied):
+    x, model = int8((4, 1, 2)), GradientTrainer(recurrent()).model
+
+    def called(made):
+        return np.concatenate([a.ravel() for a in made(x).values()])
+
+    called(model)
+    made = copied(model)
+    after = called(made)
+    called(made)
+    assert np.array_equal(called(model), after)
+    made.reset()
+    assert not np.array_equal(called(made), called(model))
 
 
 def test_threads_may_take_turns():

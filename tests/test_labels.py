@@ -396,3 +396,16 @@ def test_a_folder_keeps_the_updates(tmp_path: Path):
     assert len(lines) == 3
     assert '"loss"' in lines[0]
     assert Trainer.load(tmp_path / "run").step == 3
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_losses_add_up_beyond_64_bits(native: bool, monkeypatch: pytest.MonkeyPatch):
+    """2^48 of each of 2^17 rows."""
+    net = Program()
+    net.sums(net.input(2), "worth", 1)
+    es = Trainer(net, pop=2, estimator="feedback", rule="adam")
+    if not native:
+        monkeypatch.setattr(learning, "native_module", lambda: None)
+    targets = np.full((1 << 17, 1), 1 << 24)
+    update = es.learn(np.zeros((1 << 17, 2), np.int8), targets, loss="squared")
+    assert update.loss == 2.0**48

@@ -6,6 +6,7 @@ gives by ask and tell.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -313,6 +314,14 @@ TRAINED: dict[str, tuple[Play, str]] = {
     "no world": (lambda w: trainer("narrow").play(len, 3), "world is of type builtin_function"),
     "rows": (lambda w: trainer("narrow").play(w.narrow, 0), "rows is 0: a whole number"),
     "real rows": (lambda w: trainer("narrow").play(w.narrow, 3.0), "rows is 3.0"),
+    "too many rows": (
+        lambda w: trainer("narrow").play(w.narrow, 1 << 26),
+        "rows is 67108864: a whole number from 1 to 59652323 is needed, as pop is 36",
+    ),
+    "errors": (
+        lambda w: trainer("narrow", estimator="feedback", rule="adam").play(w.narrow, 3),
+        "tells values and estimator feedback learns from errors",
+    ),
     "odd group": (lambda w: trainer("narrow").play(w.narrow, 3, group=3), "group is 3: an even"),
     "group": (lambda w: trainer("narrow").play(w.narrow, 3, group=8), "divides pop, 36"),
     "another size": (lambda w: trainer("narrow").play(w.tall, 3), "17 inputs and takes 33 outputs"),
@@ -333,6 +342,26 @@ TRAINED: dict[str, tuple[Play, str]] = {
     "shared apart": (
         lambda w: trainer("narrow").play(w.narrow, 3, shared=np.zeros((4, 4))[:, 0]),
         "no contiguous array",
+    ),
+    "shared number": (
+        lambda w: trainer("narrow").play(w.narrow, 3, shared=np.int8(64)),
+        "shared is .*64.*: an array",
+    ),
+    "shared pointer": (
+        lambda w: trainer("narrow").play(w.narrow, 3, shared=ctypes.pointer(ctypes.c_int8(1))),
+        "shared is a pointer, .*: give what it points to",
+    ),
+    "shared void pointer": (
+        lambda w: trainer("narrow").play(w.narrow, 3, shared=ctypes.c_void_p(64)),
+        "shared is a pointer",
+    ),
+    "shared objects": (
+        lambda w: trainer("narrow").play(w.narrow, 3, shared=np.array([64], object)),
+        "shared is an array of object: numbers",
+    ),
+    "shared from another machine": (
+        lambda w: trainer("narrow").play(w.narrow, 3, shared=np.array([64], ">i4")),
+        "shared is an array of >i4: numbers",
     ),
     "abi": (lambda w: w.old, "'old' .* is no eggroll_world of ABI 1 .it says 0."),
     "no inputs": (lambda w: w.empty, "has inputs 0, outputs 2 and bytes 8"),

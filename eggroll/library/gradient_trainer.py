@@ -5,9 +5,10 @@ Letters: R readers, T rows of a call.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import mlx.core as mx
 import numpy as np
@@ -42,7 +43,11 @@ class FloatModel:
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the way back of the last call, so that a copy begins with a call."""
-        return {**vars(self), "back": None}
+        return {"twin": self.twin, "weights": self.weights, "_state": self._state}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, back=None)
+        self._reader = RowReader(self.twin.program, None, self._outputs)
 
     def reset(self) -> None:
         """Zeroes the state."""
@@ -149,6 +154,9 @@ class GradientTrainer:
         mx.eval(self._optimizer.state)
         self._shapes: dict[str, tuple[int, ...]] = {}
 
+    def __copy__(self) -> Self:
+        return copy.deepcopy(self)
+
     @property
     def weights(self) -> Leaves:
         """float32 leaves by name, in declared order."""
@@ -236,6 +244,8 @@ class GradientTrainer:
         back = self._running.back
         if not self._shapes or back is None:
             raise InputError("tell_gradient comes without ask before it: call ask() first.")
+        if isinstance(slopes, Mapping) and not slopes:
+            raise InputError("slopes is empty: give those of one output at least.")
         gradient = back({name: self._slope(name, a) for name, a in self._named(slopes).items()})
         for name in ("learning_rate", "clip_norm"):
             _not_negative(name, getattr(self, name))

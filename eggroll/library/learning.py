@@ -160,13 +160,15 @@ def sums(learnt: Learnt | None) -> tuple[int, list[int]]:
     """Of errors that were made of targets: the sum of their sizes, and by output what rows lost."""
     assert learnt is not None
     if mx.default_device() == mx.cpu and (native := native_module()):
-        found: tuple[int, list[int]] = native.rated_sums(learnt.errors, learnt.lost)
-        return found
+        size, high, low = native.rated_sums(learnt.errors, learnt.lost)
+        return size, [(h << 32) + l for h, l in zip(high, low, strict=True)]
     lost, errors = learnt.lost, learnt.errors
     assert lost is not None
     assert errors is not None
-    size, by_output = mx.abs(errors).sum(axis=-1).astype(mx.int64).sum(), lost.sum(axis=(0, 1))
-    return int(size), [int(value) for value in np.array(by_output)]
+    size = mx.abs(errors).sum(axis=-1).astype(mx.int64).sum()
+    halves = mx.stack([lost >> 32, lost & 0xFFFFFFFF]).sum(axis=(1, 2))  # of 64 bits no sum fits 64
+    high, low = np.array(halves).tolist()
+    return int(size), [(h << 32) + l for h, l in zip(high, low, strict=True)]
 
 
 def estimate(

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import (
@@ -897,7 +898,7 @@ class Trainer:
         self._kept_arrays = extras.kept
         if extras.best:
             fitness, step, member, weights = extras.best
-            self._best = fitness, step, member, lambda member: dict(weights)
+            self._best = fitness, step, member, lambda member: deepcopy(dict(weights))
 
     def keep(self, thing: CheckpointPart, name: str = "environment") -> None:
         """Puts what an object has learnt, such as an environment's normalisation, in checkpoints.

@@ -47,8 +47,16 @@ def world_call(
         raise InputError(
             f"world is of type {type(world).__name__}: a world of eggroll.native.build is needed."
         )
-    if not is_whole(rows) or not 1 <= rows < 1 << 31:
-        raise InputError(f"rows is {rows!r}: a whole number from 1 on is needed.")
+    if not options.estimator_class.perturbs:
+        raise InputError(
+            f"A world tells values and estimator {options.estimator} learns from errors: use "
+            'estimator="eggroll" or "token-credit".'
+        )
+    most = ((1 << 31) - 1) // options.pop  # of what rows were worth, values of all members
+    if not is_whole(rows) or not 1 <= rows <= most:
+        raise InputError(
+            f"rows is {rows!r}: a whole number from 1 to {most} is needed, as pop is {options.pop}."
+        )
     if not is_whole(group) or group < 2 or group % 2 or options.pop % group:
         raise InputError(
             f"group is {group!r}: an even number that divides pop, {options.pop}, is needed, as "
@@ -87,9 +95,17 @@ def _address(shared: Any) -> int:
     if isinstance(shared, np.ndarray):
         if not shared.flags.c_contiguous:
             raise InputError("shared is no contiguous array: give np.ascontiguousarray(shared).")
+        if shared.dtype.hasobject or not shared.dtype.isnative:
+            raise InputError(
+                f"shared is an array of {shared.dtype}: numbers in this machine's order are needed."
+            )
         return shared.ctypes.data
-    if is_whole(shared) and 0 <= shared < 1 << 64:
-        return int(shared)
+    if type(shared) is int and 0 <= shared < 1 << 64:
+        return shared
+    if isinstance(shared, (ctypes._Pointer, ctypes.c_void_p)):
+        raise InputError(
+            f"shared is a pointer, {shown(shared)}: give what it points to, or its address."
+        )
     try:
         return ctypes.addressof(shared)
     except TypeError:

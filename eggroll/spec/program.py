@@ -489,7 +489,11 @@ class Program:
         self._result("output", x, Output(named("", name), self._size("output", x)))
 
     def sums(self, x: Register, name: str, outputs: int) -> None:
-        """The caller has the product with a leaf [outputs, K] of every row, undivided: int32."""
+        """The caller has the product with a leaf [outputs, K] of every row, undivided: int32.
+
+        The output is named as the leaf, after the stage's prefix; that of `output` and `policy` as
+        given.
+        """
         outputs = in_range(f"The number of outputs of {name!r}", outputs, 1, MAX_SIZE)
         leaf = Leaf(name, (outputs, self._size("sums", x)))
         self._result("sums", x, Output(named(self.prefix, name), outputs, True), leaf)

@@ -418,7 +418,9 @@ NB_MODULE(_int8_gemm, m) {
   m.def("pair_signs", &eggroll::pair_signs, nb::call_guard<nb::gil_scoped_release>(), "scores"_a,
         "int16 [P, T] -> int8 [P/2], the sign of each pair's difference of sums.");
   m.def("rated_sums", &eggroll::rated_sums, nb::call_guard<nb::gil_scoped_release>(), "errors"_a,
-        "lost"_a, "The sum of |errors|, and those of uint64 [.., outputs] by output.");
+        "lost"_a,
+        "The sum of |errors|, and of uint64 [.., outputs] by output those of upper and lower "
+        "halves.");
   m.def("rounded", &eggroll::rounded, nb::call_guard<nb::gil_scoped_release>(), "fine"_a,
         "int32 with 16 fraction bits -> int8.");
   m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "program"_a,

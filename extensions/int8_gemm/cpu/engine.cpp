@@ -361,19 +361,19 @@ mx::array pair_signs(const mx::array& scores) {
   return out;
 }
 
-std::pair<int64_t, std::vector<uint64_t>> rated_sums(const mx::array& errors,
-                                                     const mx::array& lost) {
+std::tuple<int64_t, std::vector<uint64_t>, std::vector<uint64_t>> rated_sums(
+    const mx::array& errors, const mx::array& lost) {
   require(lost.ndim() && lost.shape(-1), "lost: uint64 [.., outputs] is needed");
   const mx::array e = ready(errors, mx::int8, "errors"), by = ready(lost, mx::uint64, "lost");
   const int8_t* __restrict at = e.data<int8_t>();
   int64_t size = 0;
   for (size_t i = 0; i < e.size(); ++i) size += at[i] < 0 ? -at[i] : at[i];
   const size_t outputs = static_cast<size_t>(by.shape(-1));
-  std::vector<uint64_t> sums(outputs);
+  std::vector<uint64_t> high(outputs), low(outputs);
   const uint64_t* row = by.data<uint64_t>();
   for (size_t i = 0; i < by.size(); i += outputs, row += outputs)
-    for (size_t o = 0; o < outputs; ++o) sums[o] += row[o];
-  return {size, std::move(sums)};
+    for (size_t o = 0; o < outputs; ++o) high[o] += row[o] >> 32, low[o] += row[o] & 0xFFFFFFFF;
+  return {size, std::move(high), std::move(low)};
 }
 
 mx::array rounded(const mx::array& fine) {

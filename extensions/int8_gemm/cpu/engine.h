@@ -9,6 +9,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -178,9 +179,9 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
 mx::array pair_signs(const mx::array& scores);
 
 // Of errors int8 and what rows lost, uint64 [.., outputs]: the sum of |errors|, and those of what
-// rows lost by output.
-std::pair<int64_t, std::vector<uint64_t>> rated_sums(const mx::array& errors,
-                                                     const mx::array& lost);
+// rows lost by output, of their upper and of their lower 32 bits.
+std::tuple<int64_t, std::vector<uint64_t>, std::vector<uint64_t>> rated_sums(
+    const mx::array& errors, const mx::array& lost);
 
 // A fine copy int32 -> int8, its upper half to the nearest whole number.
 mx::array rounded(const mx::array& fine);
