@@ -334,12 +334,17 @@ def test_a_command_in_a_process_of_its_own(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reader_that_leaves_ends_it_without_a_word(place: Path):
-    words = [sys.executable, "-m", "eggroll.generate", "run", "--tokens", "20000"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+@pytest.mark.parametrize(
+    ("read", "words"), [(10, ("generate", "run", "--tokens", "20000")), (0, ("probe",))]
+)
+def test_a_reader_that_leaves_ends_it_without_a_word(
+    place: Path, read: int, words: tuple[str, ...]
+):
+    command = [sys.executable, "-m", f"eggroll.{words[0]}", *words[1:]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        process.stdout.read(10)
+        process.stdout.read(read)
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == cli.READER_GONE
