@@ -62,7 +62,7 @@ BUDGETS: dict[str, int] = {
     "evolution": 1290,
     "library": 3015,
     "lm": 2145,
-    "native": 175,
+    "native": 205,
     "ranks": 695,
     "report": 630,
     "root": 1870,
