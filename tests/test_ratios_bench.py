@@ -125,8 +125,9 @@ def test_the_table_of_findings_refuses(capsys: pytest.CaptureFixture[str]):
     from experiments.scaling import findings
 
     for words, said in (
-        (["--seeds", "0"], "--seeds is 0"),
-        (["--populations", "3"], "--pops has 3"),
+        (["--seeds", "0"], "--seeds: 0 is too few"),
+        (["--populations", "3"], "--populations: 3 is no population"),
     ):
-        assert findings.main(words) == 2
+        with pytest.raises(SystemExit, match="2"):
+            findings.main(words)
         assert said in capsys.readouterr().err

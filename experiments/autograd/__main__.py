@@ -10,7 +10,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from eggroll.errors import InputError
+from eggroll.cli import command as cli
+from eggroll.files import make_folder
+from experiments.arguments import check_no_run, new_file, positive
 from experiments.autograd import bench, digits, report
 from experiments.autograd.timing import CLOCKS
 
@@ -22,6 +24,8 @@ def run(args: argparse.Namespace) -> None:
     settings = digits.Settings(
         args.updates, args.evolution_updates, args.look, args.threads, CLOCKS[args.clock]
     )
+    if args.out:
+        check_no_run(make_folder(args.out), report.LOOKS)
     train, valid = digits.load()
     looks: list[digits.Look] = []
     for seed in range(args.seeds):
@@ -30,13 +34,6 @@ def run(args: argparse.Namespace) -> None:
     if args.out:
         report.write_looks(args.out, looks)
     print(report.run_table(looks))
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is too few: give 1 or more.")
-    return value
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -58,7 +55,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     three.add_argument("--steps", type=positive, default=5, help="of a case in a round")
     three.add_argument("--isa", help="of the native kernels; the fastest by default")
     three.add_argument("--compile", action="store_true", help="torch.compile, too (a minute)")
-    three.add_argument("--json", type=Path, help="file for the figures")
+    three.add_argument("--json", type=new_file, help="file for the figures")
     for command in (one, three):
         command.add_argument(
             "--clock", choices=list(CLOCKS), default="wall",
@@ -69,17 +66,17 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 def main(words: list[str] | None = None) -> int:
     args = parse(words)
-    try:
+
+    def work() -> int:
         if args.command == "run":
             run(args)
         elif args.command == "report":
             report.main(args.folder, args.bench)
         else:
             bench.main(args)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+        return cli.DONE
+
+    return cli.run(work)
 
 
 if __name__ == "__main__":

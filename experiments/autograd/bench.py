@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from eggroll.errors import InputError
+from eggroll.files import write_whole
 from experiments.autograd import ffn_tables, gates, mlp_tables, peers, report, tried
 from experiments.autograd.kernels import GELUS, Kernels
 from experiments.autograd.native import Native, peak_rate
@@ -131,5 +132,5 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def main(args: argparse.Namespace) -> None:
     found = measure(args)
     if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        write_whole(args.json, json.dumps(found, indent=1).encode() + b"\n")
     print(report.tables(found))

@@ -12,6 +12,8 @@ import matplotlib
 from matplotlib import pyplot as plt
 
 from eggroll.errors import InputError
+from eggroll.files import make_folder
+from experiments.arguments import write_csv
 from experiments.autograd.digits import Look
 from experiments.autograd.timing import Figure
 
@@ -157,11 +159,7 @@ def read_looks(folder: Path) -> list[Look]:
 
 
 def write_looks(folder: Path, looks: list[Look]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOOKS).open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(Look._fields)
-        writer.writerows(looks)
+    write_csv(make_folder(folder) / LOOKS, Look._fields, looks)
 
 
 def seconds_picture(path: Path, looks: list[Look]) -> None:

@@ -25,7 +25,16 @@ from numpy.typing import NDArray
 import eggroll as eg
 from eggroll import engines
 from eggroll.library.members import Model
-from experiments.arguments import new_file, new_picture, positive, write_csv
+from experiments.arguments import (
+    above_0,
+    check_apart,
+    new_file,
+    new_picture,
+    population,
+    positive,
+    whole,
+    write_csv,
+)
 from experiments.black_box.problems import PROBLEMS, PROXIES, Network, Problem
 
 matplotlib.use("Agg")
@@ -203,16 +212,17 @@ def main() -> None:
     parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
     parser.add_argument("--methods", nargs="+", default=methods, choices=methods)
     parser.add_argument("--seeds", type=positive, default=4)
-    parser.add_argument("--pop", type=positive, default=128)
+    parser.add_argument("--pop", type=population, default=128)
     parser.add_argument("--updates", type=positive, default=150)
-    parser.add_argument("--sigma-shift", type=int, default=1)
+    parser.add_argument("--sigma-shift", type=whole(0, 24), default=1)
     parser.add_argument("--adam-updates", type=positive, default=200)
-    parser.add_argument("--learning-rate", type=float, default=0.1, help="of Adam; falls to 0")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--learning-rate", type=above_0, default=0.1, help="of Adam; falls to 0")
+    parser.add_argument("--threads", type=whole(0, 1024), default=1)
     parser.add_argument("--csv", type=new_file, help="one row per look")
     parser.add_argument("--picture", type=new_picture, help="cost over evaluations and seconds")
     parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     args = parser.parse_args()
+    check_apart(csv=args.csv, picture=args.picture)
     if args.smoke:
         args.seeds, args.pop, args.updates, args.adam_updates = 1, 16, 4, 4
     warnings.filterwarnings("ignore", message=".*hardly anything is learnt")  # seen in the result

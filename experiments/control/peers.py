@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.errors import InputError
 from eggroll.spec import rng
 
 # Outputs of the network -> what `Gym` makes actions of: within -127..127 between bounds.
@@ -41,13 +40,10 @@ class Compiled(NamedTuple):
 @cache
 def compiled(name: str, peer: Peer, pop: int, sizes: tuple[int, ...], bounded: bool) -> Compiled:
     """A strategy for a network of layers of these sizes, compiled once for all seeds."""
-    try:
-        import jax
-        import jax.numpy as jnp
-        import optax
-        from evosax.algorithms import CMA_ES, SNES, Open_ES
-    except ModuleNotFoundError as error:
-        raise InputError(f"{error.name} is missing: pip install '.[peers]' brings it.") from None
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from evosax.algorithms import CMA_ES, SNES, Open_ES
 
     def forward(weights: Any, x: Any) -> Any:
         for i in range(len(sizes) - 1):
@@ -81,7 +77,7 @@ def first_weights(sizes: tuple[int, ...], seed: int) -> dict[str, NDArray[np.flo
 def evolve(name: str, peer: Peer, env: Any, hidden: tuple[int, ...], seed: int) -> Iterator[Any]:
     """Trains by an update per item; an item is a function of rows, of the mean of the strategy."""
     sizes = (env.inputs, *hidden, env.outputs)
-    es = compiled(name, peer, env.members, sizes, not env.draws)  # says what is missing
+    es = compiled(name, peer, env.members, sizes, not env.draws)
     import jax
     import jax.numpy as jnp
 

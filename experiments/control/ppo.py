@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eggroll.errors import InputError
 from experiments.control.tasks import Task
 
 LOOK = 2_048  # environment steps at least from one look to the next
@@ -79,16 +78,12 @@ def learn(
 
     solved: asked between rollouts, LOOK steps apart or more, and at the end.
     """
-    try:
-        import torch
-        from stable_baselines3 import PPO
-        from stable_baselines3.common.callbacks import BaseCallback
-        from stable_baselines3.common.env_util import make_vec_env
-        from stable_baselines3.common.vec_env import VecNormalize
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"{error.name} is missing: pip install stable-baselines3 brings it."
-        ) from None
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
     torch.set_num_threads(threads)
     settings = COMMON | SETTINGS[name]
     env = make_vec_env(task.id, settings.pop("envs"), seed=seed)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import eggroll as eg
 from eggroll.cli import command as cli
 from eggroll.spec import rng
-from experiments.arguments import new_file, write_csv
+from experiments.arguments import check_packages, new_file, positive, write_csv
 from experiments.control import ppo
 from experiments.control.peers import Peer, evolve
 from experiments.control.tasks import TASKS, environment
@@ -139,13 +139,6 @@ def summary(runs: list[Run]) -> str:
     )
 
 
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is too few: give 1 or more.")
-    return value
-
-
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     usual = [name for name in TASKS if not TASKS[name].extra]
@@ -169,6 +162,16 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def check_environment(args: argparse.Namespace) -> None:
+    """Raises InputError where a task or a method lacks a package."""
+    if PPO in args.methods:
+        check_packages("peers", "torch", "stable-baselines3")
+    if {*args.methods} & {*PEERS}:
+        check_packages("peers", "jax", "optax", "evosax")
+    for name in args.tasks:
+        environment(TASKS[name], 2).close()
+
+
 def bench(args: argparse.Namespace) -> list[Run]:
     """All runs, seed by seed in turn; each is printed when it ends."""
     runs = list[Run]()
@@ -184,6 +187,7 @@ def main(words: list[str] | None = None) -> int:
     args = parse(words)
     if args.smoke:
         args.seeds, args.updates = 1, 2
+    check_environment(args)
     warnings.filterwarnings("ignore", message=".*hardly anything is learnt")  # seen in the result
     runs = bench(args)
     for name in args.tasks:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import io
 import math
 import statistics
@@ -29,6 +28,9 @@ from eggroll.errors import InputError
 from eggroll.files import check_place
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.run import open_run
+
+sys.path.append(str(Path(__file__).parents[2]))  # for scripts, where it is not installed
+from experiments.arguments import population, write_csv
 
 # name -> (options, goal in bits per token, seconds at most)
 TASKS = {
@@ -102,7 +104,7 @@ def summary(found: list[Found], goal: float, limit: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--populations", type=int, nargs="+", default=POPULATIONS)
+    parser.add_argument("--populations", type=population, nargs="+", default=POPULATIONS)
     parser.add_argument("--recipes", nargs="+", default=POPULATED, choices=list(RECIPES))
     parser.add_argument("--score-bits", type=int, nargs="+", default=[4, 8], choices=[4, 8])
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
@@ -130,10 +132,7 @@ def main() -> None:
                     print(f"{name}, recipe {recipe}, score bits {bits}, population {pop}: {said}",
                           flush=True)  # fmt: skip
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow((*COLUMNS, *Found._fields))
-            writer.writerows(rows)
+        write_csv(args.csv, (*COLUMNS, *Found._fields), rows)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +27,16 @@ from eggroll.library.members import Model
 from eggroll.library.trainer import Trainer
 from eggroll.networks import mlp
 from eggroll.spec.program import Program
-from experiments.arguments import new_file, new_picture, positive, write_csv
+from experiments.arguments import (
+    above_0,
+    check_apart,
+    check_packages,
+    new_file,
+    new_picture,
+    positive,
+    whole,
+    write_csv,
+)
 
 matplotlib.use("Agg")
 
@@ -56,11 +64,14 @@ class Seen(NamedTuple):
 
 
 def load() -> tuple[Digits, Digits]:
-    """Training and validation."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        sys.exit("scikit-learn is missing: pip install '.[examples]' brings it.")
+    """Training and validation.
+
+    Raises:
+        InputError: scikit-learn is missing.
+    """
+    check_packages("examples", "scikit-learn")
+    from sklearn.datasets import load_digits
+
     found = load_digits()
     order = np.random.default_rng(0).permutation(len(found.target))
     parts = order[:TRAINING], order[TRAINING:]
@@ -187,13 +198,14 @@ def main() -> None:
     parser.add_argument("--updates", type=positive, default=600, help="of Adam")
     parser.add_argument("--evolution-updates", type=positive, default=300)
     parser.add_argument("--batch", type=positive, default=128)
-    parser.add_argument("--learning-rate", type=float, default=0.03, help="at first; falls to 0")
+    parser.add_argument("--learning-rate", type=above_0, default=0.03, help="at first; falls to 0")
     parser.add_argument("--look", type=positive, default=50, help="updates between two validations")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=whole(0, 1024), default=1)
     parser.add_argument("--csv", type=new_file, help="one row per validation")
     parser.add_argument("--picture", type=new_picture, help="accuracy over seconds")
     parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     args = parser.parse_args()
+    check_apart(csv=args.csv, picture=args.picture)
     if args.smoke:
         args.seeds, args.updates, args.evolution_updates, args.look = 1, 20, 20, 10
     train, valid = load()

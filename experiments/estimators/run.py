@@ -9,7 +9,6 @@ noise of these ranks instead. See RESULTS.md.
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import sys
 from collections.abc import Iterable
@@ -26,6 +25,9 @@ from eggroll.files import check_place
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.learner import engine_for, new_learner
 from eggroll.training.run import load_run_corpus
+
+sys.path.append(str(Path(__file__).parents[2]))  # for scripts, where it is not installed
+from experiments.arguments import population, positive, whole, write_csv
 
 SHIFTS = (3, 4, 5)  # compared at each of --ranks
 LEARNT = 100  # updates of a recipe before the cosines of "trained"
@@ -77,17 +79,17 @@ def compared(ranks: list[int], estimators: Iterable[str]) -> dict[str, dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--populations", type=int, nargs="+", default=[512, 2048, 8192])
-    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128])
-    parser.add_argument("--seq-lens", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[])
-    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--populations", type=population, nargs="+", default=[512, 2048, 8192])
+    parser.add_argument("--widths", type=whole(1, 8191), nargs="+", default=[64, 128])
+    parser.add_argument("--seq-lens", type=whole(1, 1 << 16), nargs="+", default=[16, 64])
+    parser.add_argument("--ranks", type=whole(1, 64), nargs="+", default=[])
+    parser.add_argument("--repeats", type=positive, default=4)
     parser.add_argument("--estimators", nargs="+", choices=ESTIMATORS, default=list(ESTIMATORS))
     parser.add_argument("--data", default="stdlib")
     parser.add_argument("--recipe", choices=("language", "evolution"), default="language",
                         help="that trains: on bytes, or on byte pairs")  # fmt: skip
-    parser.add_argument("--learnt", type=int, default=LEARNT, help="updates of the recipe")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--learnt", type=positive, default=LEARNT, help="updates of the recipe")
+    parser.add_argument("--seed", type=whole(0), default=0)
     parser.add_argument("--leaves", action="store_true", help="print every leaf")
     parser.add_argument("--csv", type=Path, help="one row per leaf")
     args = parser.parse_args()
@@ -119,12 +121,8 @@ def main() -> None:
                     )
                     print(f"D {width}, {when}, population {pop}, T {seq_len}: {told}", flush=True)
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(
-                ("width", "weights", "population", "seq_len", "estimator", "leaf", "cosine")
-            )
-            writer.writerows(rows)
+        names = ("width", "weights", "population", "seq_len", "estimator", "leaf", "cosine")
+        write_csv(args.csv, names, rows)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,20 @@ python -m experiments.lm.memory
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
-from mlx_lm.models import llama
 
 from eggroll import lm
-from experiments.arguments import only_help
+from eggroll.cli import command as cli
+from experiments.arguments import check_packages, only_help
+
+with suppress(ModuleNotFoundError):  # `main` says what is missing
+    from mlx_lm.models import llama
 
 ROWS, PROMPT, NEW = 64, 16, 16
 
@@ -66,7 +71,8 @@ def adamw_step(model: Any) -> float:
     return peak(work)
 
 
-def main() -> None:
+def main() -> int:
+    check_packages("lm", "mlx-lm")
     prompt = list(range(PROMPT))
     for bits, learn in ((32, "adapter:8"), (32, "dense"), (4, "adapter:8"), (4, "biases")):
         for pop in (64, 16):
@@ -83,8 +89,9 @@ def main() -> None:
                   f"ratio {members / plain:.2f}", flush=True)  # fmt: skip
             es.close()
     print(f"AdamW step, 32 bits: {adamw_step(model_of(256, 32)):.1f} MB")
+    return cli.DONE
 
 
 if __name__ == "__main__":
     only_help(__doc__)
-    main()
+    sys.exit(cli.run(main))

@@ -24,6 +24,7 @@ import mlx.core as mx
 
 from eggroll.cli import command as cli
 from eggroll.errors import InputError
+from eggroll.files import CHECKPOINT
 
 NAMES = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
@@ -161,16 +162,19 @@ def judge(run: str) -> None:
     from eggroll import lm
     from eggroll.lm import command, rewards
 
-    options = command.resumed_options(run)
+    if not (Path(run) / CHECKPOINT).is_file():
+        raise InputError(f"{run!r} has no {CHECKPOINT}: give the folder of a fine-tune.")
+    options = command.FinetuneOptions(**command.resumed(run)[0])
     rows = command.read_rows(options.data)
     held_out = command.task_of(rows, options.rows, options.prompts, options.seed).held_out
-    prompts = [command.prompt_of(row, options.chat) for row in held_out]
     whole = rewards.valid_json()
     for when in ("before", "after"):
         es = (
             lm.Trainer.load(Path(run) / "checkpoint.safetensors") if when == "after"
             else lm.Trainer(options.model, pop=2, steps=1, learn=options.learn)
         )  # fmt: skip
+        chat = command.chats(options, es.tokenizer)
+        prompts = [command.prompt_of(row, chat) for row in held_out]
         answers = es.generate(prompts, tokens=options.tokens)
         count = len(answers)
         valid = sum(whole("", answer, {}) for answer in answers) / count

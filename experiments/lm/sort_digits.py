@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import itertools
 import operator
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +21,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
-from mlx_lm.models import llama
-from mlx_lm.models.base import create_attention_mask
 
-from experiments.arguments import only_help
+from eggroll.cli import command as cli
+from experiments.arguments import check_packages, only_help
+
+with suppress(ModuleNotFoundError):  # `main` says what is missing
+    from mlx_lm.models import llama
+    from mlx_lm.models.base import create_attention_mask
 
 EQUALS, END, VOCABULARY = 10, 11, 12
 ROWS, ANSWER = 512, 4  # rows of an update; new tokens
@@ -232,8 +237,9 @@ WAYS: dict[str, Callable[[Any, int, int, Judge], None]] = {
 LOOKS = 35, 70, 280  # updates; the last with the first seed alone
 
 
-def main() -> None:
+def main() -> int:
     """Prints the greedy accuracy of every way, of three seeds."""
+    check_packages("lm", "mlx-lm")
     held_out, first = split().held_out, pretrained()
     for way, learn in WAYS.items():
         for seed in range(3):
@@ -246,8 +252,9 @@ def main() -> None:
 
             learn(model, LOOKS[1] if seed else LOOKS[2], seed, judge)
             print(f"{way}, seed {seed}: {', '.join(found)}", flush=True)
+    return cli.DONE
 
 
 if __name__ == "__main__":
     only_help(__doc__)
-    main()
+    sys.exit(cli.run(main))

@@ -9,14 +9,16 @@ of ROUNDS. MLX's own BLAS on a CPU of Linux is a plain loop, hence OpenBLAS.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from contextlib import nullcontext
 from typing import Any
 
 from eggroll import lm
+from eggroll.cli import command as cli
 from eggroll.lm import generation
 from eggroll.lm.generation import DrawSettings, Requests
-from experiments.arguments import only_help
+from experiments.arguments import check_packages, only_help
 from experiments.lm.memory import Numbers, model_of
 
 ROWS, PROMPT, NEW, ROUNDS = 64, 32, 32, 7
@@ -31,7 +33,8 @@ def seconds(es: Any, requests: Requests, pairs: int) -> float:
     return time.perf_counter() - began
 
 
-def main() -> None:
+def main() -> int:
+    check_packages("lm", "mlx-lm")
     for width in WIDTHS:
         for learn in ("adapter:8", "dense"):
             model = model_of(width, 32)
@@ -54,8 +57,9 @@ def main() -> None:
                     f"{ROWS / plain:.1f} rows/s"
                 )
             es.close()
+    return cli.DONE
 
 
 if __name__ == "__main__":
     only_help(__doc__)
-    main()
+    sys.exit(cli.run(main))

@@ -14,15 +14,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from eggroll import _extension, engines
 from eggroll.baseline.backprop import AdamwOptions
 from eggroll.bench import PRESETS
 from eggroll.bench import command as bench
-from eggroll.errors import InputError
+from eggroll.cli import command as cli
+from eggroll.files import write_whole
 from eggroll.networks import egg
+from experiments.arguments import new_file, population, positive, whole
 from experiments.count import run as count
 
 Say = Callable[[str], None]
@@ -148,36 +149,36 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.scaling.findings", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--populations", type=int, nargs="+", default=list(STEPS))
-    parser.add_argument("--repeats", type=int, default=5, help="steps timed for each population")
-    parser.add_argument("--seeds", type=int, default=5, help="of counting")
-    parser.add_argument("--threads", type=int, default=0, help="of the steps; 0 is all cores")
-    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--populations", type=population, nargs="+", default=list(STEPS))
+    parser.add_argument(
+        "--repeats", type=positive, default=5, help="steps timed for each population"
+    )
+    parser.add_argument("--seeds", type=positive, default=5, help="of counting")
+    parser.add_argument(
+        "--threads", type=whole(0, 1024), default=0, help="of the steps; 0 is all cores"
+    )
+    parser.add_argument("--json", type=new_file, help="file for all figures")
     parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)  # members, in a fresh process
-    args = parser.parse_args(words)
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    args = arguments(words)
     if args.peak:
         print(peak(args.peak))
-        return 0
-    try:
-        options = bench.check(
-            bench.BenchOptions(
-                pops=tuple(args.populations), repeats=args.repeats, threads=args.threads
-            )
-        )
-        if args.seeds < 1:
-            raise InputError(f"--seeds is {args.seeds}: at least 1 is needed.")
-        told: dict[str, Any] = {"steps": steps(options, say)}
-        told |= {"memory_mb": memory(say), "counting": counted(args.seeds, say)}
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+        return cli.DONE
+    options = bench.check(
+        bench.BenchOptions(pops=tuple(args.populations), repeats=args.repeats, threads=args.threads)
+    )
+    told: dict[str, Any] = {"steps": steps(options, say)}
+    told |= {"memory_mb": memory(say), "counting": counted(args.seeds, say)}
     if args.json:
-        args.json.write_text(json.dumps(told, indent=1) + "\n")
-    return 0
+        write_whole(args.json, json.dumps(told, indent=1).encode() + b"\n")
+    return cli.DONE
 
 
 def say(text: str) -> None:
@@ -185,4 +186,4 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run(main))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import io
 import statistics
 import sys
@@ -21,27 +20,36 @@ from eggroll.training import pictures
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.loop import train
 
+sys.path.append(str(Path(__file__).parents[2]))  # for scripts, where it is not installed
+from experiments.arguments import check_apart, finished, population, positive, write_csv
+
 
 def bits(recipe: str, pop: int, seed: int, tokens: int) -> tuple[int, float]:
     """Updates made and validation in bits per byte."""
     options = {"recipe": recipe, "pop": pop, "seed": seed, "validate_every": 0, "sample_tokens": 0}
     steps = max(1, round(tokens / (pop * Config(recipe=recipe).seq_len)))
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        result = train(Config(**{**options, "steps": steps, "out": f"{folder}/run"}))
+        config = Config(**{**options, "steps": steps, "out": f"{folder}/run"})
+        result = finished(train, config)
     assert result.val_loss is not None
     return steps, result.val_loss
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--populations", type=int, nargs="+", default=[256, 1024, 4096, 16384])
-    parser.add_argument("--tokens", type=int, default=1 << 26, help="members x tokens of a run")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--populations", type=population, nargs="+", default=[256, 1024, 4096, 16384]
+    )
+    parser.add_argument(
+        "--tokens", type=positive, default=1 << 26, help="members x tokens of a run"
+    )
+    parser.add_argument("--seeds", type=positive, default=3)
     parser.add_argument("--csv", type=Path, help="one row per run")
     parser.add_argument("--picture", type=Path, help="bits per byte over population")
     args = parser.parse_args()
     for name in ("csv", "picture"):  # before all runs
         check_place(f"--{name}", str(getattr(args, name) or ""))
+    check_apart(csv=args.csv, picture=args.picture)
     rows, means = [], {}
     for recipe in RECIPES:
         for pop in args.populations:
@@ -55,10 +63,7 @@ def main() -> None:
                 flush=True,
             )
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("recipe", "population", "seed", "updates", "bits_per_byte"))
-            writer.writerows(rows)
+        write_csv(args.csv, ("recipe", "population", "seed", "updates", "bits_per_byte"), rows)
     if args.picture:
         draw(args.populations, means, args.picture)
 

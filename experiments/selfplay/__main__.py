@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -16,7 +17,9 @@ if __name__ == "__main__":
     for library in ("OPENBLAS", "MKL", "OMP"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
+from eggroll.cli import command as cli
 from eggroll.errors import InputError
+from experiments.arguments import positive, whole
 from experiments.selfplay import settings
 
 
@@ -58,6 +61,7 @@ def work(args: argparse.Namespace) -> None:
     """A worker of self-play; prints the most memory that it had."""
     from experiments.selfplay import pipeline
 
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in silence: whoever started it says why
     part = pipeline.Run(args.folder)
     pipeline.work(part, args.iteration, args.worker, args.chunks, args.parent)
     say(str(pipeline.peak_memory()))
@@ -87,6 +91,7 @@ def reward_driven(args: argparse.Namespace) -> None:
     rwd.write(args.out, asked, args.rounds, args.run, say)
 
 
+WORKERS = 1024  # at most; each is a process
 # Command -> that of suite.py, and what it does.
 SUITE = {
     "gates": ("acceptance", "all gates with one summary; see suite.py for each alone"),
@@ -98,22 +103,15 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is too few: give 1 or more.")
-    return value
-
-
 def moves(text: str) -> list[int]:
     return [int(word) for word in text.split(",") if word.strip()]
 
 
 def parser() -> argparse.ArgumentParser:
-    whole = argparse.ArgumentParser(
+    parsing = argparse.ArgumentParser(
         prog="python -m experiments.selfplay", description=__doc__.splitlines()[0]
     )
-    commands = whole.add_subparsers(dest="command", required=True)
+    commands = parsing.add_subparsers(dest="command", required=True)
     summaries = {
         "run": "all stages of all iterations", "selfplay": "play the games of the next iteration",
         "train": "train the next network", "eval": "judge the newest network",
@@ -122,17 +120,19 @@ def parser() -> argparse.ArgumentParser:
         part = commands.add_parser(name, help=summary)
         part.add_argument("folder", type=Path, help="of the run")
         if name in ("run", "selfplay"):
-            part.add_argument("--workers", type=count, default=1, help="processes that play")
+            part.add_argument(
+                "--workers", type=whole(1, WORKERS), default=1, help="processes that play"
+            )
             settings.add_options(part)
         if name != "selfplay":
-            part.add_argument("--threads", type=count, default=1, help="of training")
+            part.add_argument("--threads", type=positive, default=1, help="of training")
         if name == "run":
             part.add_argument("--smoke", action="store_true", help="a few small iterations")
         part.set_defaults(call=run if name == "run" else stage)
     part = commands.add_parser("compare", help="train another learner on the games of a run")
     part.add_argument("folder", type=Path, help="of the run")
     part.add_argument("--out", type=Path, required=True, help="folder of the other learner")
-    part.add_argument("--threads", type=count, default=1)
+    part.add_argument("--threads", type=positive, default=1)
     settings.add_options(part)
     part.set_defaults(call=compare)
     part = commands.add_parser("work", help="a worker of selfplay, which starts it itself")
@@ -149,7 +149,7 @@ def parser() -> argparse.ArgumentParser:
     part.set_defaults(call=infer)
     part = commands.add_parser("rwd", help="reports RWD-0 to RWD-2 of Liuzhou chess")
     part.add_argument("--out", type=Path, required=True, help="folder for the JSON reports")
-    part.add_argument("--rounds", type=count, default=3)
+    part.add_argument("--rounds", type=positive, default=3)
     part.add_argument("--run", type=Path, help="whose newest network plays; else an untrained one")
     settings.add_options(part)
     part.set_defaults(call=reward_driven)
@@ -160,7 +160,7 @@ def parser() -> argparse.ArgumentParser:
     part.set_defaults(call=report)
     for name, (_, summary) in SUITE.items():
         commands.add_parser(name, help=summary, add_help=False)
-    return whole
+    return parsing
 
 
 def main(words: list[str] | None = None) -> int:
@@ -170,12 +170,12 @@ def main(words: list[str] | None = None) -> int:
 
         return suite.main([SUITE[words[0]][0], *words[1:]])
     args = parser().parse_args(words)
-    try:
+
+    def call() -> int:
         args.call(args)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+        return cli.DONE
+
+    return cli.run(call)
 
 
 if __name__ == "__main__":

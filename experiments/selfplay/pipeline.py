@@ -177,7 +177,7 @@ def _work(run: Run, k: int, workers: int, missing: list[int]) -> int:
         subprocess.Popen(
             [*command, "--iteration", str(k), "--worker", str(w), "--parent", str(os.getpid()),
              "--chunks", *map(str, share)],
-            stdout=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, text=True, start_new_session=True,  # Ctrl-C is ours
         )
         for w, share in shares.items() if share
     ]  # fmt: skip

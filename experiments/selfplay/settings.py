@@ -164,7 +164,9 @@ def settle(folder: Path, named: dict[str, Any]) -> Settings:
     path = folder / CONFIG
     if not path.exists():
         made = new(named)
-        make_folder(folder)
+        names = (one.name for one in make_folder(folder).iterdir())
+        if other := next((name for name in names if not name.startswith(".")), ""):
+            raise InputError(f"{str(folder)!r} holds {other!r} and no run: name a new folder.")
         write_whole(path, json.dumps(asdict(made), indent=1).encode() + b"\n")
         return made
     known = read(folder)

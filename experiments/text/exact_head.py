@@ -22,16 +22,19 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from eggroll import engines
+from eggroll.cli import command as cli
 from eggroll.data.corpus import Corpus
 from eggroll.evolution.estimators import CREDIT, TokenCredit, mean_size, scaled
 from eggroll.evolution.population import Population
@@ -44,6 +47,12 @@ from eggroll.spec.program import Batch, Leaves, Program
 from eggroll.training.config import Config
 from eggroll.training.learner import fitting_chunk
 from eggroll.training.run import bytes_per_token, load_run_corpus, validation_batches
+
+sys.path.append(str(Path(__file__).parents[2]))  # for scripts, where it is not installed
+from experiments.arguments import check_packages
+
+with suppress(ModuleNotFoundError):  # `main` says what is missing
+    import torch
 
 Floats = NDArray[np.float32]
 
@@ -250,8 +259,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def main() -> None:
+def main() -> int:
     a = arguments()
+    check_packages("experiments", "torch")
     torch.set_num_threads(1)
     trial, begin = Trial(a), time.process_time()
     for step in range(trial.steps):
@@ -261,7 +271,8 @@ def main() -> None:
     spent, found = time.process_time() - begin, trial.validate()
     words = ", ".join(f"{name} {value}" for name, value in vars(a).items())
     print(f"RESULT {words}: {trial.steps} updates, {found:.3f} bits per byte, {spent:.0f} CPU s")
+    return cli.DONE
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.run(main))

@@ -2,11 +2,12 @@
 
 A minute is that of a whole command: its start, the coding of the text, training, validation,
 samples and pictures all count. `pace` times a short pilot of each method, which an idle machine
-needs, and writes how many updates the minute has room for. `run` makes so many, on any machine and
-beside other work, since weights depend on the number of updates alone. A row of the CSV is one
-run; a stopped table goes on. `draw` makes the picture: methods as dots, models that only count as
-lines. --settings FILE.json compares other commands, {"a name": ["--recipe", "text", "--width",
-"96"]}, and --seconds of `pace` other times than a minute.
+needs, and writes how many updates the minute has room for into methods.json of the current folder.
+`run` makes so many, or where there is no such file those of the record beside this script, on any
+machine and beside other work, since weights depend on the number of updates alone. A row of the CSV
+is one run; a stopped table goes on. `draw` makes the picture: methods as dots, models that only
+count as lines. --settings FILE.json compares other commands, {"a name": ["--recipe", "text",
+"--width", "96"]}, and --seconds of `pace` other times than a minute.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from eggroll.cli import command as cli
-from eggroll.errors import InputError
-from eggroll.files import METRICS
+from eggroll.errors import InputError, is_whole, object_in, shown
+from eggroll.files import METRICS, open_regular, write_whole
 from eggroll.training import folder as runlog
 from eggroll.training.config import RECIPES
+
+sys.path.append(str(Path(__file__).parents[2]))  # for scripts, where it is not installed
+from experiments.arguments import above_0, new_file, positive, whole
 
 HERE = Path(__file__).parent
 TRAIN = ("-m", "eggroll.train")
@@ -157,24 +161,61 @@ def append(path: Path, row: dict[str, Any]) -> None:
         writer.writerow(row)
 
 
+def object_of(flag: str, path: Path) -> dict[str, Any]:
+    """The object that a JSON file of an option has.
+
+    Raises:
+        InputError: it cannot be read, or has none.
+    """
+    try:
+        with open_regular(path) as file:
+            return object_in(file.read())
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})"
+    except ValueError as error:
+        reason = str(error)
+    raise InputError(f"{flag} {str(path)!r} {reason}: give a JSON file of methods.") from None
+
+
+def paced(path: Path) -> dict[str, int]:
+    """The updates of methods that `pace` wrote.
+
+    Raises:
+        InputError: it cannot be read, or has others.
+    """
+    found = object_of("--pace", path)
+    for name, value in found.items():
+        if not is_whole(value) or value < 1:
+            raise InputError(
+                f"--pace {str(path)!r} has {shown(value)} for {name!r}: updates, 1 or more, are "
+                "needed; `methods.py pace` writes them."
+            )
+    return found
+
+
 def pace(args: argparse.Namespace) -> None:
     """The median of pilots in turn, for each method: updates."""
+    known = paced(args.pace) if args.pace.exists() else {}
     found: dict[str, list[float]] = {}
     for turn in range(args.turns):
         for method in args.methods or METHODS:
             updates = updates_within(method, args.data, args.seconds)
             found.setdefault(method, []).append(updates)
             print(f"{method}, turn {turn}: {updates:.0f}", flush=True)
-    known = json.loads(args.pace.read_text()) if args.pace.exists() else {}
     new = {m: AS_TYPED.get(m, int(statistics.median(each))) for m, each in found.items()}
-    args.pace.write_text(json.dumps(known | new, indent=1) + "\n")
+    write_whole(args.pace, json.dumps(known | new, indent=1).encode() + b"\n")
+    print(f"written: {args.pace}")
 
 
 def run(args: argparse.Namespace) -> None:
     """All methods, seed after seed; rows that the file has are not run again."""
     if not args.pace.exists():
         raise InputError(f"{args.pace} is missing: `methods.py pace` writes it on an idle machine.")
-    updates = json.loads(args.pace.read_text())
+    updates = paced(args.pace)
+    if unknown := [name for name in args.methods or () if name not in updates]:
+        raise InputError(
+            f"{str(args.pace)!r} has no {unknown[0]!r}: time it by `methods.py pace --methods`."
+        )
     for seed in range(args.seeds):
         for method in args.methods or [name for name in METHODS if name in updates]:
             if any((row["method"], row["data"], row["seed"]) == (method, args.data, str(seed))
@@ -262,12 +303,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parts = parser.add_subparsers(dest="part", required=True)
     pacing = parts.add_parser("pace", help="time pilots on an idle machine")
-    pacing.add_argument("--seconds", type=float, default=60.0, help="of a whole command")
-    pacing.add_argument("--turns", type=int, default=3, help="pilots of each method")
+    pacing.add_argument("--seconds", type=above_0, default=60.0, help="of a whole command")
+    pacing.add_argument("--turns", type=positive, default=3, help="pilots of each method")
     running = parts.add_parser("run", help="train all methods and print the table")
-    running.add_argument("--seeds", type=int, default=5)
+    running.add_argument("--seeds", type=positive, default=5)
     running.add_argument(
-        "--threads", type=int, default=0, help="of training, if not a method's own"
+        "--threads", type=whole(0, 1024), default=0, help="of training, if not a method's own"
     )
     running.add_argument("--idle", action="store_true", help="the machine is: seconds are kept")
     drawing = parts.add_parser("draw", help="make the picture of a CSV")
@@ -276,7 +317,11 @@ def arguments() -> argparse.Namespace:
     for part in (pacing, running):
         part.add_argument("--methods", nargs="+", metavar="METHOD", help="of all, these")
         part.add_argument("--settings", type=Path, metavar="FILE.json", help="other commands")
-        part.add_argument("--pace", type=Path, default=HERE / "methods.json", help="the pilots")
+    # Where the current folder has no pilots of its own, `run` takes the record's.
+    own, record = Path("methods.json"), HERE / "methods.json"
+    pacing.add_argument("--pace", type=new_file, default=own, help="the pilots")
+    running.add_argument("--pace", type=Path, default=own if own.exists() else record,
+                         help="the pilots")  # fmt: skip
     for part in (running, drawing, tabling):
         part.add_argument("--csv", type=Path, default=HERE / "methods.csv", help="a row per run")
     for part in (pacing, running, drawing, tabling):
@@ -287,9 +332,14 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     args = arguments()
     if getattr(args, "settings", None):
-        given = json.loads(args.settings.read_text())
+        given = object_of("--settings", args.settings)
         METHODS.clear()
         for name, words in given.items():
+            if not (isinstance(words, list) and words and all(isinstance(w, str) for w in words)):
+                raise InputError(
+                    f"--settings has {shown(words)} for {name!r}: give the words of a command, "
+                    'such as ["--width", "96"].'
+                )
             if words[0].endswith(".py"):
                 METHODS[name] = (str(HERE / words[0]), *words[1:])
             else:

@@ -10,7 +10,6 @@ well, so many updates are made, however long they take. See RESULTS.md.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import statistics
@@ -31,6 +30,9 @@ from eggroll.training import loop as training
 from eggroll.training import pictures
 from eggroll.training.config import RECIPES, from_dict, options_of
 
+sys.path.append(str(Path(__file__).parents[2]))  # for scripts, where it is not installed
+from experiments.arguments import finished, write_csv
+
 WHAT = (*RECIPES, "adamw")
 
 
@@ -42,7 +44,7 @@ def updates_of_adamw(seconds: float, options: AdamwOptions) -> int:
     """Updates of the baseline that the time has room for, from a short run thrown away."""
     with tempfile.TemporaryDirectory() as folder:
         few = replace(options, out=f"{folder}/probe", steps=40, validate_every=0, sample_tokens=0)
-        adamw.train_twin(few)
+        finished(adamw.train_twin, few)
         rows = rows_of(Path(few.out))
     return int(seconds / statistics.median(row["seconds"] for row in rows[5:]))
 
@@ -59,7 +61,7 @@ def run(what: str, seconds: float, seed: int, out: Path, extra: dict) -> tuple[i
         if "steps" not in given:
             options = replace(options, steps=updates_of_adamw(seconds, options))
         options = replace(options, validate_every=max(1, options.steps // 40), checkpoint_every=0)
-        adamw.train_twin(options)
+        finished(adamw.train_twin, options)
     else:
         chosen = from_dict({"recipe": name, **extra, **given}, f"--what {what}")
         config = replace(chosen, seed=seed, out=str(out))
@@ -67,7 +69,7 @@ def run(what: str, seconds: float, seed: int, out: Path, extra: dict) -> tuple[i
             steps = updates_within(seconds, config, out.parent, lambda: None)
             config = replace(config, steps=steps)
         config = replace(config, validate_every=max(1, config.steps // 40), checkpoint_every=0)
-        training.train(config)
+        finished(training.train, config)
     rows = rows_of(out)
     return len(rows), sum(row["seconds"] for row in rows), rows[-1]["val_bits_per_byte"]
 
@@ -117,10 +119,8 @@ def main() -> int:
         shown = [args.out / f"{w.replace(':', '-')}-{minutes:g}min-seed0" for w in args.what]
         pictures.compare(shown, args.out / f"{minutes:g}min.png")
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("what", "minutes", "seed", "updates", "seconds", "bits_per_byte"))
-            writer.writerows(rows)
+        names = ("what", "minutes", "seed", "updates", "seconds", "bits_per_byte")
+        write_csv(args.csv, names, rows)
     return cli.DONE
 
 
