@@ -10,10 +10,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import isqrt, log
 
 import mlx.core as mx
 import numpy as np
+from checks import check_packages
 
 from eggroll import networks
 from eggroll.baseline.backprop import AdamwOptions, AdamwTrainer, gradient
@@ -173,15 +175,22 @@ def compare(width: int, layers: int) -> None:
     )
 
 
-def main() -> int:
-    if torch is None:
-        print("torch is missing: install it (pip install torch) to compare with it.")
-        return 0
+@dataclass(frozen=True)
+class Options:
+    """Options of benchmarks/adamw_vs_torch.py: none."""
+
+
+@cli.command(
+    Options,
+    name="benchmarks/adamw_vs_torch.py",
+    about="Steps of eggroll.adamw and of the same network in PyTorch, verified first.",
+)
+def main(_: Options) -> None:
+    check_packages("experiments", "torch")
     torch.set_num_threads(cli.usable_cores())
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; mlx {mx.__version__}")
     for width, layers in NETWORKS:
         compare(width, layers)
-    return 0
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from checks import check_packages
 
 import eggroll as eg
+from eggroll.errors import whole_number
 
 if "jax" not in sys.modules:  # which reads them when it is loaded
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -39,13 +41,10 @@ def ours(pop: int) -> Callable[[], float]:
 
 def theirs(name: str, pop: int) -> Callable[[], float]:
     """An update of evosax, which returns the mean fitness."""
-    try:
-        import jax
-        import jax.numpy as jnp
-        import optax
-        from evosax.algorithms import SNES, Open_ES
-    except ModuleNotFoundError as error:
-        raise eg.InputError(f"{error.name} is missing: pip install '.[peers]' brings it.") from None
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from evosax.algorithms import SNES, Open_ES
 
     shapes = {"w": (K, HIDDEN), "b": (HIDDEN,), "v": (HIDDEN, O), "c": (O,)}
     chance = np.random.default_rng(0)
@@ -77,6 +76,9 @@ def theirs(name: str, pop: int) -> Callable[[], float]:
 
 
 def main(rounds: int = 21, updates: int = 10) -> None:
+    for name, value in (("rounds", rounds), ("updates", updates)):
+        whole_number(f"--{name}", value, 1)
+    check_packages("peers", "jax", "optax", "evosax")
     print("| members | method | ms of an update |\n|---|---|---|")
     for pop in MEMBERS:
         methods = {

@@ -13,11 +13,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+from unittest import mock
 
+from eggroll.cli import command as cli
+from eggroll.cli.command import Range
 from eggroll.training import loop, verify
 from eggroll.training.chain import EVERY, ChainLog
 from eggroll.training.run import TrainingRun
@@ -26,8 +31,28 @@ PLAIN = "--sample-tokens 0 --validate-every 0 --val-tokens 512 --checkpoint-ever
 PLAIN += " --statistics-every 0"
 
 
-def timed(owner: type, name: str, seconds: list[float]) -> None:
-    """Replaces a method by one that also writes down how long each call took."""
+@dataclass(frozen=True)
+class Options:
+    """Options of benchmarks/chain.py."""
+
+    updates: Annotated[int, Range(1, 10**9)] = 2 * EVERY
+    """Updates that are trained and verified."""
+
+
+def read(words: Sequence[str]) -> tuple[int, list[str]]:
+    """The number of updates, and the words for eggroll.train."""
+    own, rest = list[str](), list[str]()
+    for before, word in zip(["", *words], words, strict=False):
+        mine = word.partition("=")[0] == "--updates" or before == "--updates"
+        (own if mine or cli.asks_for_help([word]) else rest).append(word)
+    about = "What the chain of a run costs; all other options are those of eggroll.train."
+    options = cli.parse(Options, own, command="benchmarks/chain.py", about=about)
+    cli.check_ranges(options)
+    return options.updates, rest
+
+
+def timed(owner: type, name: str, seconds: list[float]) -> Any:
+    """Puts, within a block, what also writes down how long each call took in a method's place."""
     method: Callable[..., Any] = getattr(owner, name)
 
     @wraps(method)
@@ -37,24 +62,26 @@ def timed(owner: type, name: str, seconds: list[float]) -> None:
         seconds.append(time.perf_counter() - began)
         return result
 
-    setattr(owner, name, call)
+    return mock.patch.object(owner, name, call)
 
 
-def main() -> None:
-    words = sys.argv[1:]
-    updates = 2 * EVERY
-    if "--updates" in words:
-        at = words.index("--updates")
-        updates = int(words[at + 1])
-        del words[at : at + 2]
+def report(updates: int, words: Sequence[str]) -> None:
+    """Trains, verifies and prints.
+
+    Raises:
+        KeyboardInterrupt: training was interrupted.
+    """
     whole, links, records = list[float](), list[float](), list[float]()
-    timed(TrainingRun, "update", whole)
-    timed(TrainingRun, "_link", links)
-    timed(ChainLog, "append", records)
-    with tempfile.TemporaryDirectory() as place:
+    with ExitStack() as stack:
+        place = stack.enter_context(tempfile.TemporaryDirectory())
         run = Path(place, "run")
-        options = [*PLAIN.split(), *words, "--steps", str(updates), "--out", str(run)]
-        loop.train(loop.options_from(options))
+        given = [*PLAIN.split(), *words, "--steps", str(updates), "--out", str(run)]
+        options = loop.options_from(given)
+        stack.enter_context(timed(TrainingRun, "update", whole))
+        stack.enter_context(timed(TrainingRun, "_link", links))
+        stack.enter_context(timed(ChainLog, "append", records))
+        if loop.train(options).resume_hint:
+            raise KeyboardInterrupt
         began = time.perf_counter()
         verify.verify(verify.VerifyOptions(str(run)))
         verified = time.perf_counter() - began
@@ -66,5 +93,13 @@ def main() -> None:
     )
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    def work() -> int:
+        report(*read(sys.argv[1:] if argv is None else argv))
+        return cli.DONE
+
+    return cli.run(work)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,19 +7,22 @@ engine. Prints tokens per second as a ratio to the default estimator's in the sa
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import json
 import platform
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
+import tyro
+from checks import check_names, write_json
+
+from eggroll.cli import command as cli
+from eggroll.cli.command import Range
+from eggroll.files import check_place
 from eggroll.training.checkpoint import signature
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.run import TrainingRun, open_run
@@ -31,6 +34,22 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
     "token-credit": {k: RECIPES["language"][k] for k in CREDIT},
 }
 NETWORKS = {"D 64, L 1": (64, 1), "D 128, L 2": (128, 2), "D 256, L 6": (256, 6)}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of benchmarks/estimators.py."""
+
+    pop: int = 4096
+    """Members, an even number."""
+    seq_len: int = 32
+    """Tokens of an update."""
+    repeats: Annotated[int, Range(1, 10_000)] = 15
+    """Steps of each estimator that count."""
+    networks: tuple[str, ...] = tuple(NETWORKS)
+    """Networks, by these names."""
+    json: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """Also write the figures as JSON."""
 
 
 @contextlib.contextmanager
@@ -71,19 +90,34 @@ def times(options: Config, repeats: int) -> dict[str, list[float]]:
     return seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pop", type=int, default=4096)
-    parser.add_argument("--seq-len", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    verify(ESTIMATORS)
-    rows = []
+def configs(args: Options) -> dict[str, Config]:
+    """The options of every network's runs.
+
+    Raises:
+        InputError: an option is out of range.
+    """
+    cli.check_ranges(args)
+    check_place("--json", args.json)
+    check_names("--networks", args.networks, NETWORKS)
+    found = {}
     for network in args.networks:
         width, layers = NETWORKS[network]
-        options = Config(width=width, layers=layers, pop=args.pop, seq_len=args.seq_len)
+        found[network] = Config(width=width, layers=layers, pop=args.pop, seq_len=args.seq_len)
+        for own in ESTIMATORS.values():
+            replace(found[network], **own).check()
+    return found
+
+
+@cli.command(
+    Options,
+    name="benchmarks/estimators.py",
+    about="The speed of token credit beside the default estimator's, verified first.",
+)
+def main(args: Options) -> None:
+    asked = configs(args)
+    verify(ESTIMATORS)
+    rows = []
+    for network, options in asked.items():
         found = times(options, args.repeats)
         base = statistics.median(found["eggroll"])
         for name, seconds in found.items():
@@ -97,10 +131,9 @@ def main() -> None:
             }
             rows.append(row)
             print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    if args.json:
-        facts = {"machine": platform.platform(), "pop": args.pop, "seq_len": args.seq_len}
-        args.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+    facts = {"machine": platform.platform(), "pop": args.pop, "seq_len": args.seq_len}
+    write_json(args.json, facts | {"rows": rows})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

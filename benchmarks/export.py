@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
+from checks import check_packages
 
 import eggroll as eg
+from eggroll.errors import whole_number
 
 MAIN = """#include <stdio.h>
 #include <stdlib.h>
@@ -41,6 +41,8 @@ int main(int argc, char **argv) {
 
 
 def session(path: Path) -> Any:
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -48,6 +50,8 @@ def session(path: Path) -> Any:
 
 def float_model(sizes: list[int], path: Path) -> None:
     """The same shape in float32: products, biases, ReLUs."""
+    import onnx
+
     random, nodes, constants, x = np.random.default_rng(0), [], [], "inputs"
     for i, (K, O) in enumerate(itertools.pairwise(sizes)):
         for name, shape in ((f"W{i}", (K, O)), (f"b{i}", (O,))):
@@ -84,6 +88,8 @@ def compiled(folder: Path, flags: str) -> Path:
 
 
 def main(inputs: int = 64, hidden: int = 256, outputs: int = 10, repeats: int = 9) -> None:
+    whole_number("--repeats", repeats, 1)
+    check_packages("dev", "onnx", "onnxruntime")
     folder = Path(tempfile.mkdtemp())
     es = eg.Trainer(eg.networks.mlp(inputs, [hidden], outputs), estimator="feedback", rule="adam")
     rows = np.random.default_rng(0).integers(-127, 128, (10_000, inputs)).astype(np.int8)

@@ -10,17 +10,23 @@ left out, which is said.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
+from checks import write_json
+
+from eggroll.cli import command as cli
+from eggroll.cli.command import Range
+from eggroll.errors import InputError
+from eggroll.files import check_place
 
 ONE = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "MKL", "OMP")}
 Calls = dict[str, Callable[[], Any]]
@@ -51,6 +57,18 @@ SHAPES = [
 ]
 ADAM = 207_114  # parameters of 27-4x256-9+1
 ELEMENTS = 128 * 256  # the FFN's hidden layer
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of benchmarks/float_kernels.py."""
+
+    rounds: Annotated[int, Range(1, 1000)] = 15
+    """Rounds over everything; the median counts."""
+    isa: str = ""
+    """Instruction set; empty is the fastest."""
+    json: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """Also write the figures as JSON."""
 
 
 class Product:
@@ -273,29 +291,46 @@ def load_torch() -> Any:
     return torch
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--isa", help="instruction set (default: the fastest)")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    options = parser.parse_args()
-    if options.rounds < 1:
-        sys.exit(f"--rounds is {options.rounds}: 1 or more are needed")
+def check(options: Options) -> Any:
+    """The kernels that the options name.
+
+    Raises:
+        InputError: an option is out of range, or the kernels were not built.
+    """
     from float_kernels import Kernels, isas
 
+    cli.check_ranges(options)
+    check_place("--json", options.json)
+    try:
+        if options.isa and options.isa not in isas():
+            raise InputError(
+                f"--isa is {options.isa!r}: one of {', '.join(isas())} is needed here."
+            )
+        return Kernels(options.isa or None)
+    except (ImportError, ValueError) as error:  # FLOAT_KERNELS_ISA names none
+        raise InputError(str(error)) from None
+
+
+@cli.command(
+    Options,
+    name="benchmarks/float_kernels.py",
+    about="The float kernels beside OpenBLAS, MKL and oneDNN, one thread each, checked first.",
+)
+def main(options: Options) -> None:
+    kernels = check(options)
+    from float_kernels import isas
+
     torch = load_torch()
-    kernels = Kernels(options.isa)
     print(f"{platform.processor() or platform.machine()}; ours: {kernels.table.isa.decode()} of "
           f"{', '.join(isas())}; {options.rounds} rounds, medians (range)")  # fmt: skip
     found = {"products": products(kernels, torch, options.rounds)}
     print_products(found["products"])
     found["elements"] = elements(kernels, torch, options.rounds)
     print_elements(found["elements"])
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+    write_json(options.json, found)
 
 
 if __name__ == "__main__":
     if not ONE.items() <= os.environ.items():  # before a library reads them
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ONE)
-    main()
+    sys.exit(main())

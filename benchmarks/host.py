@@ -13,8 +13,6 @@ Letters: P members, N = P/2 pairs, T tokens.
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import statistics
 import sys
@@ -22,15 +20,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 from unittest import mock
 
 import mlx.core as mx
 import numpy as np
+import tyro
+from checks import write_json
 
-from eggroll.bench import PRESETS, prediction
+from eggroll.bench import PRESETS, Preset, prediction
+from eggroll.cli import command as cli
+from eggroll.cli.command import Range
 from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.cuda import CudaEngine, target
 from eggroll.engines.gpu import engine as gpu
@@ -39,6 +40,7 @@ from eggroll.engines.gpu.launch import MAX_MACS
 from eggroll.engines.metal import MetalEngine
 from eggroll.evolution import population as populations
 from eggroll.evolution.step import Learner
+from eggroll.files import check_place
 from eggroll.spec import rng as draws
 from eggroll.spec.noise import Noise
 from eggroll.spec.program import Batch, Program
@@ -63,6 +65,22 @@ PARTS = (
     "rule",
 )
 DEVICE = "device"  # what MLX computes when it is asked to, here on the CPU
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of benchmarks/host.py."""
+
+    preset: Preset = "paper"
+    """The network."""
+    pairs: Annotated[int, Range(1, 1 << 23)] = 1 << 17
+    """Pairs of members."""
+    repeats: Annotated[int, Range(1, 1000)] = 5
+    """Updates of each estimator that count."""
+    engine: Literal["metal", "cuda"] = "metal"
+    """The engine whose Python code runs."""
+    json: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """Also write the figures as JSON."""
 
 
 class Clock:
@@ -186,18 +204,17 @@ def measure(options: Config, repeats: int, engine: str) -> dict[str, dict[str, l
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", default="paper", choices=PRESETS)
-    parser.add_argument("--pairs", type=int, default=1 << 17)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--engine", default="metal", choices=("metal", "cuda"))
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+@cli.command(
+    Options, name="benchmarks/host.py", about="The host's part of an update on a GPU, without one."
+)
+def main(args: Options) -> None:
+    cli.check_ranges(args)
+    check_place("--json", args.json)
+    options = Config(**PRESETS[args.preset], pop=2 * args.pairs)
+    for own in ESTIMATORS.values():
+        replace(options, **own).check()
     verify()
     print("verified: runs are the same with noise drawn by the extension and by NumPy", flush=True)
-    network = PRESETS[args.preset]
-    options = Config(**network, pop=2 * args.pairs)
     found = measure(options, args.repeats, args.engine)
     rows = []
     for name, parts in found.items():
@@ -210,11 +227,10 @@ def main() -> None:
         share = share_words(own, row) if args.engine == "cuda" else ""
         print(f"{name}: " + ", ".join(f"{part} {ms:.1f}" for part, ms in row.items())
               + f" ms per update, spread {spread:.0%}{share}", flush=True)  # fmt: skip
-    if args.json:
-        facts = {"machine": platform.platform(), "preset": args.preset, "pairs": args.pairs,
-                 "engine": args.engine}  # fmt: skip
-        args.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+    facts = {"machine": platform.platform(), "preset": args.preset, "pairs": args.pairs,
+             "engine": args.engine}  # fmt: skip
+    write_json(args.json, facts | {"rows": rows})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import platform
 import statistics
 import sys
@@ -24,6 +23,7 @@ from typing import Annotated, Any
 
 import mlx.core as mx
 import tyro
+from checks import check_numbers, write_json
 from tiny_programs import (
     BY_VOCABULARY,
     COPIES,
@@ -43,7 +43,7 @@ from eggroll.cli import command as cli
 from eggroll.cli.command import Range
 from eggroll.engines.cpu import LANES, CpuEngine
 from eggroll.errors import InputError
-from eggroll.files import write_whole
+from eggroll.files import check_place, write_whole
 from eggroll.networks import egg
 from eggroll.spec import rng
 from eggroll.spec.program import Program
@@ -307,18 +307,9 @@ def check(options: Options) -> tuple[Options, list[str]]:
     if options.quick:
         options = replace(options, widths=(64, 256), vocabularies=(256,), ranks=(0, 1))
     for name, low, high in (("widths", 1, 260), ("vocabularies", 16, 65536), ("ranks", 0, 64)):
-        values = getattr(options, name)
-        for wrong in (v for v in values if not low <= v <= high):
-            raise InputError(f"--{name} has {wrong}: numbers from {low} to {high} are needed.")
-        if not values:
-            raise InputError(f"--{name} is empty: give one or more numbers from {low} to {high}.")
+        check_numbers(f"--{name}", getattr(options, name), low, high)
     for name in ("json", "csv"):
-        path = Path(getattr(options, name))
-        if getattr(options, name) and (path.is_dir() or not path.parent.is_dir()):
-            raise InputError(
-                f"--{name} {str(path)!r} is no place for a file: give a file in a folder that is "
-                "there."
-            )
+        check_place(f"--{name}", getattr(options, name))
     usable = _extension.load().usable_isas()
     if options.isa and options.isa not in usable:
         raise InputError(f"--isa is {options.isa!r}: one of {', '.join(usable)} is needed here.")
@@ -332,7 +323,7 @@ def write(options: Options, limits: dict[str, float], rows: list[Row], shares: l
         found = {"options": asdict(options), "machine": platform.platform(),
                  "register_loop_gmacs": limits, "kernels": list(map(asdict, rows)),
                  "budget": list(map(asdict, shares))}  # fmt: skip
-        write_whole(Path(options.json), json.dumps(found, indent=1).encode() + b"\n")
+        write_json(options.json, found)
     if options.csv:
         text = io.StringIO()
         writer = csv.DictWriter(text, [x.name for x in fields(Row)], lineterminator="\n")

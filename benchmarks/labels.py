@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from scipy.ndimage import affine_transform
-from sklearn.datasets import load_digits, make_classification
+from checks import check_packages
 
 import eggroll as eg
+from eggroll.errors import whole_number
 
 RATES = {"eggroll": (0.5, 1.0, 1.5, 2.5, 4.0), "torch": (3e-4, 1e-3, 3e-3, 1e-2)}
 
@@ -35,6 +34,8 @@ class Data:
 
 def drawn(images: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """So many rows made of 8 x 8 images, in 0..16, and which image each is of."""
+    from scipy.ndimage import affine_transform
+
     chance = np.random.default_rng(seed)
     of, middle = chance.integers(len(images), size=count), np.array([3.5, 3.5])
     rows = np.empty((count, 64))
@@ -58,7 +59,10 @@ def parted(
 
 def data_of(name: str) -> Data:
     if name not in ("digits", "made", "images"):
-        raise eg.InputError(f"data is {name!r}: choose digits, made or images.")
+        raise eg.InputError(f"--data is {name!r}: choose digits, made or images.")
+    check_packages("experiments", "torch", "sklearn", "scipy")
+    from sklearn.datasets import load_digits, make_classification
+
     if name == "made":
         rows = make_classification(
             24_000, 64, n_informative=24, n_redundant=8, n_classes=10, random_state=0
@@ -118,6 +122,8 @@ def by_torch(
     data: Data, rate: float, seed: int, seconds: float, batch: int, hidden: int
 ) -> tuple[Callable[[np.ndarray], np.ndarray], float]:
     """A classifier of real rows, and rows/s; its rate falls as half a cosine."""
+    import torch
+
     torch.set_num_threads(1)
 
     def run(steps: int) -> tuple[torch.nn.Module, float]:
@@ -155,7 +161,12 @@ def main(
     data: str = "digits", seeds: int = 5, seconds: float = 4.0, batch: int = 128,
     hidden: int = 256, engine: str = "cpu",
 ) -> None:  # fmt: skip
+    for name, value in (("seeds", seeds), ("hidden", hidden)):
+        whole_number(f"--{name}", value, 1)
+    if not 0 < seconds < 1e6:
+        raise eg.InputError(f"--seconds is {seconds}: a number above 0 and below 1e6 is needed.")
     rows = data_of(data)
+    whole_number("--batch", batch, 1, len(rows.classes[0]))
     sides = {
         "eggroll": (lambda *a: by_eggroll(rows, *a, batch, hidden, engine), rows.whole),
         "torch": (lambda *a: by_torch(rows, *a, batch, hidden), rows.real),

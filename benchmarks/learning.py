@@ -9,20 +9,25 @@ processes disturb least; with more it is the wall's.
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Any
 
 import mlx.core as mx
 import numpy as np
+import tyro
+from checks import check_names, check_numbers, write_json
 from estimators import NETWORKS, opened, verify
 
+from eggroll.cli import command as cli
+from eggroll.cli.command import Range
 from eggroll.evolution.estimators import SCALES, Local
+from eggroll.files import check_place
 from eggroll.spec.backward import Backward
 from eggroll.spec.program import Batch
 from eggroll.training.config import Config
@@ -32,6 +37,26 @@ ESTIMATORS = {name: {"estimator": name, "rule": "adam"} for name in ("local", "f
 WARM_UP = 3  # updates that are not counted: scales of credit settle
 
 Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of benchmarks/learning.py."""
+
+    pops: tuple[int, ...] = (128, 256)
+    """Members, even numbers."""
+    seq_lens: tuple[int, ...] = (16, 64)
+    """Tokens of an update."""
+    threads: tuple[int, ...] = (1, 2)
+    """Threads; 0 is all cores."""
+    repeats: Annotated[int, Range(1, 10_000)] = 15
+    """Rounds; the median counts."""
+    networks: tuple[str, ...] = tuple(NETWORKS)
+    """Networks, by these names."""
+    estimators: tuple[str, ...] = tuple(ESTIMATORS)
+    """Estimators, by these names."""
+    json: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """Also write the figures as JSON."""
 
 
 def given(run: TrainingRun) -> Batch:
@@ -88,36 +113,49 @@ def compare(options: Config, repeats: int) -> dict[str, Any]:
     return row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pops", type=int, nargs="+", default=[128, 256])
-    parser.add_argument("--seq-lens", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
-    parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), choices=ESTIMATORS)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+def cases(args: Options) -> list[tuple[dict[str, Any], Config]]:
+    """Every combination: its part of a row, and the options of its run.
+
+    Raises:
+        InputError: an option is out of range.
+    """
+    cli.check_ranges(args)
+    check_place("--json", args.json)
+    check_numbers("--pops", args.pops, 2, 1 << 24, even=True)
+    check_numbers("--seq-lens", args.seq_lens, 1, 4096)
+    check_numbers("--threads", args.threads, 0, 1024)
+    check_names("--networks", args.networks, NETWORKS)
+    check_names("--estimators", args.estimators, ESTIMATORS)
+    found = []
+    for network, threads, T, pop, name in product(
+        args.networks, args.threads, args.seq_lens, args.pops, args.estimators
+    ):
+        width, layers = NETWORKS[network]
+        options = Config(
+            **ESTIMATORS[name], width=width, layers=layers, pop=pop, seq_len=T, threads=threads,
+            engine="cpu",
+        )  # fmt: skip
+        options.check()
+        shape = {"network": network, "threads": threads, "T": T, "pop": pop, "estimator": name}
+        found.append((shape, options))
+    return found
+
+
+@cli.command(
+    Options,
+    name="benchmarks/learning.py",
+    about="The speed of learning by errors carried back, over plain inference's; verified first.",
+)
+def main(args: Options) -> None:
+    asked = cases(args)
     verify(ESTIMATORS, "cpu")
     rows = []
-    for network in args.networks:
-        width, layers = NETWORKS[network]
-        for threads in args.threads:
-            for T in args.seq_lens:
-                for pop in args.pops:
-                    for name in args.estimators:
-                        options = Config(
-                            **ESTIMATORS[name], width=width, layers=layers, pop=pop, seq_len=T,
-                            threads=threads, engine="cpu",
-                        )  # fmt: skip
-                        shape = {"network": network, "threads": threads, "T": T, "pop": pop}
-                        row = {**shape, "estimator": name, **compare(options, args.repeats)}
-                        rows.append(row)
-                        print(", ".join(f"{k} {v}" for k, v in row.items()), flush=True)
-    if args.json:
-        facts = {"machine": platform.platform(), "repeats": args.repeats}
-        args.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+    for shape, options in asked:
+        rows.append(shape | compare(options, args.repeats))
+        print(", ".join(f"{k} {v}" for k, v in rows[-1].items()), flush=True)
+    facts = {"machine": platform.platform(), "repeats": args.repeats}
+    write_json(args.json, facts | {"rows": rows})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,19 +12,22 @@ from __future__ import annotations
 import json
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
+from checks import output_of
 
 from eggroll import engines
 from eggroll.bench import PRESETS
 from eggroll.bench.command import macs_per_token
+from eggroll.cli import command as cli
+from eggroll.errors import InputError
 from eggroll.ranks import PRODUCTS_PER_BYTE
 from eggroll.spec.program import Batch
 from eggroll.training import config
@@ -80,11 +83,7 @@ def timed_ring() -> None:
 def measured() -> Constants:
     """On this machine, one thread; the ring between two processes."""
     launch = [sys.executable, "-m", "eggroll.launch", "-n", "2", "--starting-port", port()]
-    ended = subprocess.run(
-        [*launch, "--", sys.executable, __file__, "ring"],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    ring = json.loads(ended.stdout)
+    ring = json.loads(output_of([*launch, "--", sys.executable, __file__, "ring"]))
     votes, evaluation = {}, {}
     for preset in ("paper", "seed"):
         pop = 1024
@@ -210,10 +209,7 @@ def pair(rounds: int = 3, steps: int = 4) -> None:
                 out = f"{folder}/run"
                 train = [sys.executable, "-m", "eggroll.train", *words]
                 begin = [sys.executable, *before] if before else []
-                subprocess.run(
-                    [*begin, *train, f"--threads={threads}", f"--out={out}"],
-                    check=True, capture_output=True,
-                )  # fmt: skip
+                output_of([*begin, *train, f"--threads={threads}", f"--out={out}"])
                 rows = Path(out, "metrics.jsonl").read_text().splitlines()
                 found[name] += [json.loads(row)["tokens_per_second"] for row in rows[1:]]
     for name, rates in found.items():
@@ -223,12 +219,28 @@ def pair(rounds: int = 3, steps: int = 4) -> None:
     print(f"two ranks of one thread / one process of two threads: {ratio:.1%}")
 
 
+def measure() -> None:
+    print(json.dumps(measured()._asdict(), indent=1))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    tasks = {"measure": measure, "model": model, "pair": pair, "ring": timed_ring}
+
+    def work() -> int:
+        words = sys.argv[1:] if argv is None else argv
+        if cli.asks_for_help(words):
+            print(__doc__)
+        elif len(words) == 1 and words[0] in tasks:
+            tasks[words[0]]()
+        else:
+            raise InputError(
+                f"{' '.join(words)!r} is given: one of measure, model and pair is needed; see "
+                "--help."
+            )
+        return cli.DONE
+
+    return cli.run(work)
+
+
 if __name__ == "__main__":
-    what = {"ring": timed_ring, "model": model, "pair": pair}
-    word = sys.argv[1] if len(sys.argv) > 1 else ""
-    if word == "measure":
-        print(json.dumps(measured()._asdict(), indent=1))
-    elif word in what:
-        what[word]()
-    else:
-        sys.exit(__doc__)
+    sys.exit(main())

@@ -9,10 +9,16 @@ their difference is without the start. The replay must end on the signature of t
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from checks import output_of
+
+from eggroll.cli import command as cli
+from eggroll.errors import InputError
+from eggroll.training import loop
 
 FEW, MANY = 2, 22  # updates
 PLAIN = "--threads 1 --sample-tokens 0 --validate-every 0 --val-tokens 512 --checkpoint-every 0"
@@ -21,15 +27,25 @@ PLAIN = "--threads 1 --sample-tokens 0 --validate-every 0 --val-tokens 512 --che
 def seconds(*words: object) -> tuple[float, str]:
     """Processor time of a command, and the last line that it prints."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    command = [sys.executable, "-m", *map(str, words)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    out = output_of([sys.executable, "-m", *map(str, words)])
     took = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
-    return took, ended.stdout.splitlines()[-1]
+    return took, out.splitlines()[-1]
 
 
-def main() -> None:
+def report(words: Sequence[str]) -> None:
+    """Trains, replays and prints.
+
+    Raises:
+        InputError: an option of eggroll.train is no good, or its runs are not replayed.
+    """
+    options = loop.options_from(words)
+    options.check()
+    if not options.estimator_class.replays:
+        raise InputError(
+            f"--estimator is {options.estimator}, whose runs are not replayed: leave it out."
+        )
     with tempfile.TemporaryDirectory() as place:
-        train = ["eggroll.train", *PLAIN.split(), *sys.argv[1:]]
+        train = ["eggroll.train", *PLAIN.split(), *words]
         trained = [seconds(*train, "--steps", n, "--out", Path(place, str(n))) for n in (FEW, MANY)]
         run = Path(place, str(MANY))
         replay = ["eggroll.replay", run, "--threads", 1]
@@ -47,5 +63,17 @@ def main() -> None:
         )
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    def work() -> int:
+        words = sys.argv[1:] if argv is None else argv
+        if cli.asks_for_help(words):
+            print(__doc__)
+        else:
+            report(words)
+        return cli.DONE
+
+    return cli.run(work)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

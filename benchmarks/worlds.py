@@ -8,20 +8,25 @@ between them `peak`, the instruction set's dot product on registers; ratios are 
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import mlx.core as mx
 import numpy as np
+import tyro
+from checks import write_json
 
 from eggroll import _extension, native
+from eggroll.cli import command as cli
+from eggroll.cli.command import Range
 from eggroll.evolution.population import WorldCall
+from eggroll.files import check_place
 from eggroll.library import worlds as playing
 from eggroll.library.trainer import Trainer
 from eggroll.networks import mlp
@@ -31,6 +36,16 @@ NETWORKS = {"27-64-64-9": [64, 64], "27-4x256-9": [256] * 4}
 ROWS = {"27-64-64-9": 512, "27-4x256-9": 128}  # of an update
 ESTIMATORS = {"evaluate": "eggroll", "credit": "token-credit"}
 LOCKSTEP_POP, LOCKSTEP_ROWS = 4096, 32
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of benchmarks/worlds.py."""
+
+    rounds: Annotated[int, Range(1, 1000)] = 9
+    """Rounds over everything; the median counts."""
+    json: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """Also write the figures as JSON."""
 
 
 def macs(hidden: list[int]) -> int:
@@ -127,11 +142,14 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path, help="file for the results")
-    options = parser.parse_args()
+@cli.command(
+    Options,
+    name="benchmarks/worlds.py",
+    about="Rows per second of networks in a native world, beside the limit of the processor.",
+)
+def main(options: Options) -> None:
+    cli.check_ranges(options)
+    check_place("--json", options.json)
     extension = _extension.load()
     world = native.build(Path(__file__).with_suffix(".cpp")).tictactoe
     cases: list[Case | Lockstep] = [
@@ -156,9 +174,8 @@ def main() -> None:
             scale, unit = (1e-6, " M") if "rows" in key else (1, "")
             numbers = [f"{scale * v:.4g}" for v in value.values()]
             print(f"    {key}: {numbers[0]}{unit} ({numbers[1]} to {numbers[2]})")
-    if options.json:
-        options.json.write_text(json.dumps({"about": about, "results": results}, indent=1) + "\n")
+    write_json(options.json, {"about": about, "results": results})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

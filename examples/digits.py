@@ -6,12 +6,15 @@ It needs scikit-learn: pip install 'eggroll-mlx[examples]'
 """
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 import eggroll as eg
 
 
 def main(steps: int = 200, seed: int = 0, pop: int = 256) -> None:
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError:
+        raise eg.InputError("no scikit-learn here: pip install 'eggroll-mlx[examples]'.") from None
     data, chance = load_digits(), np.random.default_rng(seed)
     order = np.random.default_rng(0).permutation(len(data.target))  # writers mixed
     pixels, digits = (7 * data.data[order]).astype(np.int8), data.target[order]

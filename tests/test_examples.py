@@ -145,6 +145,16 @@ def test_options_of_an_example_are_checked(example: Call, name: str, words: list
     assert len(err.splitlines()) == (0 if helped else 1)
 
 
+@pytest.mark.parametrize("name", ["digits", "labels"])
+def test_a_package_that_an_example_lacks_is_named(
+    example: Call, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delitem(NEEDS, name)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    said = "error: no scikit-learn here: pip install 'eggroll-mlx[examples]'.\n"
+    assert example(name) == (2, "", said)
+
+
 def test_the_page_of_examples_runs(example: Call, tmp_path: Path):
     ((_, program),) = blocks(ROOT / "docs" / "examples.md")
     (tmp_path / "own.py").write_text(program)
