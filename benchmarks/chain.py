@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Annotated, Any
 from unittest import mock
 
+from checks import finished
+
 from eggroll.cli import command as cli
 from eggroll.cli.command import Range
 from eggroll.training import loop, verify
@@ -80,8 +82,7 @@ def report(updates: int, words: Sequence[str]) -> None:
         stack.enter_context(timed(TrainingRun, "update", whole))
         stack.enter_context(timed(TrainingRun, "_link", links))
         stack.enter_context(timed(ChainLog, "append", records))
-        if loop.train(options).resume_hint:
-            raise KeyboardInterrupt
+        finished(loop.train, options)
         began = time.perf_counter()
         verify.verify(verify.VerifyOptions(str(run)))
         verified = time.perf_counter() - began

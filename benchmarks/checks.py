@@ -6,12 +6,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from eggroll.cli import command as cli
 from eggroll.errors import InputError
 from eggroll.files import write_whole
+
+sys.path.append(str(Path(__file__).parents[1]))  # where it is not installed
+from experiments.arguments import check_packages, finished
+
+__all__ = [
+    "check_names", "check_numbers", "check_packages", "finished", "output_of", "write_json",
+]  # fmt: skip
 
 
 def check_numbers(
@@ -32,13 +38,6 @@ def check_names(flag: str, values: Sequence[str], known: Collection[str]) -> Non
         raise InputError(f"{flag} has {wrong!r}: {needed} is needed.")
     if not values:
         raise InputError(f"{flag} is empty: give one or more of {needed}.")
-
-
-def check_packages(extra: str, *packages: str) -> None:
-    """Raises InputError for a package that is not installed; extra: the one that brings it."""
-    for name in (name for name in packages if not find_spec(name)):
-        package = {"sklearn": "scikit-learn"}.get(name, name)
-        raise InputError(f"{package} is missing: pip install '.[{extra}]' brings it.")
 
 
 def output_of(command: Sequence[str]) -> str:

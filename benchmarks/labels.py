@@ -60,7 +60,7 @@ def parted(
 def data_of(name: str) -> Data:
     if name not in ("digits", "made", "images"):
         raise eg.InputError(f"--data is {name!r}: choose digits, made or images.")
-    check_packages("experiments", "torch", "sklearn", "scipy")
+    check_packages("experiments", "torch", "scikit-learn", "scipy")
     from sklearn.datasets import load_digits, make_classification
 
     if name == "made":

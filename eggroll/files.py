@@ -10,7 +10,7 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -76,6 +76,16 @@ def check_place(flag: str, given: str, *, screen: bool = False) -> None:
         )  # fmt: skip
     if given:
         check_of_no_run(path)
+
+
+def check_apart(places: Mapping[str, str]) -> None:
+    """Raises InputError where two options, by their flags, name the same file."""
+    seen = dict[str, str]()
+    for flag, given in places.items():
+        if given and (other := seen.setdefault(os.path.realpath(given), flag)) != flag:
+            raise InputError(
+                f"{other} and {flag} are both {places[other]!r}: give each a file of its own."
+            )
 
 
 def check_of_no_run(path: Path) -> None:

@@ -6,7 +6,6 @@ import argparse
 import csv
 import io
 import math
-import os
 import signal
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -93,16 +92,6 @@ def check_no_run(folder: Path, name: str) -> None:
     """Raises InputError for a folder that has the file of a run already, which would replace it."""
     if (folder / name).exists():
         raise InputError(f"--out {str(folder)!r} holds a run already: give another folder.")
-
-
-def check_apart(**places: Path | None) -> None:
-    """Raises InputError for two options that name the same file."""
-    seen: dict[str, str] = {}
-    for name, path in places.items():
-        if path and (other := seen.setdefault(os.path.realpath(path), name)) != name:
-            raise InputError(
-                f"--{other} and --{name} are both {str(path)!r}: give each a file of its own."
-            )
 
 
 def check_packages(extra: str, *names: str) -> None:

@@ -257,8 +257,8 @@ SAID = {
         "a.h:1:9: fatal error: b.h: No such file"
     ),
     "error: the '387' unit is not supported\n": "error: the '387' unit is not supported",
-    "/tmp/a.s: Assembler messages:\n/tmp/a.s:9: Error: no such instruction\n": (
-        "/tmp/a.s:9: Error: no such instruction"
+    "a.s: Assembler messages:\na.s:9: Error: no such instruction\n": (
+        "a.s:9: Error: no such instruction"
     ),
     "/usr/bin/ld: warning: a.o: missing .note\n/usr/bin/ld: NOTE: This is deprecated\n"
     "/usr/bin/ld: a.o: in function `f':\na.c:(.text+0x5): undefined reference to `g'\n"

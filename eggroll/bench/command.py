@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
-import os
 import platform
 import resource
 import statistics
@@ -38,7 +36,7 @@ from eggroll.cli.command import Range
 from eggroll.cli.help import Group
 from eggroll.engines import Engine
 from eggroll.errors import InputError
-from eggroll.files import check_place, write_whole
+from eggroll.files import check_apart, check_place, write_whole
 from eggroll.networks import egg
 from eggroll.spec import rng
 from eggroll.spec.program import Batch, Program
@@ -116,15 +114,11 @@ def check(options: BenchOptions) -> BenchOptions:
                 f"--pops has {pop}: an even number from 2 to {1 << 24} is needed; try --pops 1024."
             )
     flags = {f"--{name}": getattr(options, name) for name in ("json", "csv", "picture")}
-    for one, given in flags.items():
-        check_place(one, given, screen=one == "--json")
+    for flag, given in flags.items():
+        check_place(flag, given, screen=flag == "--json")
     if options.picture:
         pictures.style()  # says now if what draws is missing
-    for one, other in itertools.combinations([f for f in flags if flags[f]], 2):
-        if os.path.abspath(flags[one]) == os.path.abspath(flags[other]):
-            raise InputError(
-                f"{one} and {other} are both {flags[one]!r}: give each a file of its own."
-            )
+    check_apart(flags)
     return options
 
 

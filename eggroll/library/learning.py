@@ -161,13 +161,13 @@ def sums(learnt: Learnt | None) -> tuple[int, list[int]]:
     assert learnt is not None
     if mx.default_device() == mx.cpu and (native := native_module()):
         size, high, low = native.rated_sums(learnt.errors, learnt.lost)
-        return size, [(h << 32) + l for h, l in zip(high, low, strict=True)]
-    lost, errors = learnt.lost, learnt.errors
-    assert lost is not None
-    assert errors is not None
-    size = mx.abs(errors).sum(axis=-1).astype(mx.int64).sum()
-    halves = mx.stack([lost >> 32, lost & 0xFFFFFFFF]).sum(axis=(1, 2))  # of 64 bits no sum fits 64
-    high, low = np.array(halves).tolist()
+    else:
+        lost, errors = learnt.lost, learnt.errors
+        assert lost is not None
+        assert errors is not None
+        size = mx.abs(errors).sum(axis=-1).astype(mx.int64).sum()
+        high, low = np.array(mx.stack([lost >> 32, lost & 0xFFFFFFFF]).sum(axis=(1, 2))).tolist()
+    # Of halves, as what all rows lost may be more than 64 bits hold.
     return int(size), [(h << 32) + l for h, l in zip(high, low, strict=True)]
 
 

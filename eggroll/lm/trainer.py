@@ -447,7 +447,7 @@ class ModelTrainer:
             checked = as_values(values)
         except ValueError as error:
             raise InputError(f"{error}.") from None
-        most = max(members.rows // members.pop, 1)
+        most = members.rows // members.pop
         shaped = checked.ndim == 1 or (checked.ndim == 2 and 1 <= checked.shape[1] <= most)
         if not shaped or len(checked) != members.pop:
             raise InputError(

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 import eggroll as eg
 from eggroll import engines
+from eggroll.files import check_apart
 from eggroll.library.members import Model
 from experiments.arguments import (
     above_0,
-    check_apart,
     new_file,
     new_picture,
     population,
@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--picture", type=new_picture, help="cost over evaluations and seconds")
     parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     args = parser.parse_args()
-    check_apart(csv=args.csv, picture=args.picture)
+    check_apart({"--csv": str(args.csv or ""), "--picture": str(args.picture or "")})
     if args.smoke:
         args.seeds, args.pop, args.updates, args.adam_updates = 1, 16, 4, 4
     warnings.filterwarnings("ignore", message=".*hardly anything is learnt")  # seen in the result

@@ -22,6 +22,7 @@ from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
 from eggroll import engines
+from eggroll.files import check_apart
 from eggroll.library.gradient_trainer import GradientTrainer
 from eggroll.library.members import Model
 from eggroll.library.trainer import Trainer
@@ -29,7 +30,6 @@ from eggroll.networks import mlp
 from eggroll.spec.program import Program
 from experiments.arguments import (
     above_0,
-    check_apart,
     check_packages,
     new_file,
     new_picture,
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--picture", type=new_picture, help="accuracy over seconds")
     parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     args = parser.parse_args()
-    check_apart(csv=args.csv, picture=args.picture)
+    check_apart({"--csv": str(args.csv or ""), "--picture": str(args.picture or "")})
     if args.smoke:
         args.seeds, args.updates, args.evolution_updates, args.look = 1, 20, 20, 10
     train, valid = load()

@@ -170,7 +170,7 @@ def judge(run: str) -> None:
     whole = rewards.valid_json()
     for when in ("before", "after"):
         es = (
-            lm.Trainer.load(Path(run) / "checkpoint.safetensors") if when == "after"
+            lm.Trainer.load(Path(run) / CHECKPOINT) if when == "after"
             else lm.Trainer(options.model, pop=2, steps=1, learn=options.learn)
         )  # fmt: skip
         chat = command.chats(options, es.tokenizer)

@@ -15,13 +15,13 @@ import tempfile
 from pathlib import Path
 
 from eggroll.cli import command as cli
-from eggroll.files import check_place
+from eggroll.files import check_apart, check_place
 from eggroll.training import pictures
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.loop import train
 
 sys.path.append(str(Path(__file__).parents[2]))  # for scripts, where it is not installed
-from experiments.arguments import check_apart, finished, population, positive, write_csv
+from experiments.arguments import finished, population, positive, write_csv
 
 
 def bits(recipe: str, pop: int, seed: int, tokens: int) -> tuple[int, float]:
@@ -47,9 +47,10 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="one row per run")
     parser.add_argument("--picture", type=Path, help="bits per byte over population")
     args = parser.parse_args()
-    for name in ("csv", "picture"):  # before all runs
-        check_place(f"--{name}", str(getattr(args, name) or ""))
-    check_apart(csv=args.csv, picture=args.picture)
+    places = {"--csv": str(args.csv or ""), "--picture": str(args.picture or "")}
+    for flag, given in places.items():  # before all runs
+        check_place(flag, given)
+    check_apart(places)
     rows, means = [], {}
     for recipe in RECIPES:
         for pop in args.populations:
