@@ -62,7 +62,7 @@ def path_of(given: Any) -> Path:
 
 
 def check_place(flag: str, given: str, *, screen: bool = False) -> None:
-    """Raises InputError unless an option is left out or names a file in a folder that is there.
+    """Raises InputError unless an option is left out or names a file in a folder to write to.
 
     Files of a run are no such place. screen: whether - stands for the screen; else it is no
     file's name.
@@ -74,8 +74,12 @@ def check_place(flag: str, given: str, *, screen: bool = False) -> None:
             f"{flag} {given!r} is no place for a file: give a file in a folder that is there"
             + ", or - for the screen" * screen + "."
         )  # fmt: skip
-    if given:
-        check_of_no_run(path)
+    if is_file and not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(
+            f"{flag} {given!r} is no place for a file: {str(path.parent)!r} cannot be written to; "
+            "grant access there, or give a file in another folder."
+        )
+    check_of_no_run(path)
 
 
 def check_apart(places: Mapping[str, str]) -> None:

@@ -256,12 +256,25 @@ def test_train_stays_a_function(finished: Path):
 USER = """
 import numpy as np
 import eggroll as eg
+from eggroll import native
 made = eg.train(eg.Config(steps=1), tokens=np.zeros(9, np.uint16), callbacks=lambda row: None)
 reveal_type(made.weights)
 reveal_type(made.model.logits([1, 2]))
 reveal_type(eg.load("runs/x").sample("def ", tokens=5))
 reveal_type(eg.networks.egg(16, 8, 1))
 eg.train(eg.Config(), callback=print)
+net, n = eg.networks.mlp(3, [4], 2), np.int64(4)
+es = eg.Trainer(net, pop=n, steps=n, **eg.control(sigma_shift=n, groups=n))
+eg.Trainer(net, groups=n)
+es.ask().weights(n)
+es.keys(n, n)
+es.play(native.build("world.c").world("game"), n, group=n)
+es.map(lambda model, key: 0.0, processes=n)
+eg.GradientTrainer(net, seed=n, threads=n).quantised(lambda model: float(callable(model.reset)))
+eg.train(eg.Config(), vocabulary=n).model.sample_tokens(tokens=n, samples=n, top_k=n, seed=n)
+eg.load("runs/x", threads=n).sample(tokens=n, top_k=n, seed=n)
+eg.envs.gym("CartPole-v1", members=n, episodes=n, span=n)
+eg.Trainer(net, estimator="group-credit")
 eg.trian
 """
 
@@ -279,6 +292,13 @@ def test_a_users_type_checker_knows_it(tmp_path: Path):
     assert all("signedinteger" in kind and "8Bit" in kind for kind in types[:2])
     assert types[2:] == ["str", "eggroll.spec.program.Program"]
     errors = [note for note in notes if "error" in note]
-    assert len(errors) == 2, ended.stdout
+    assert len(errors) == 3, ended.stdout
     assert 'argument "callback"' in errors[0]
-    assert '"trian"' in errors[1]
+    assert "Literal['group-credit']" in errors[1]
+    assert '"trian"' in errors[2]
+
+
+def test_a_vocabulary_of_numpy_is_one(tmp_path: Path):
+    tokens = np.arange(4000, dtype=np.uint16) % 9
+    found = eg.train(CONFIG, tokens=tokens, vocabulary=np.int64(9), out=tmp_path / "run")
+    assert eg.load(tmp_path / "run").vocabulary == found.model.vocabulary == 9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -60,6 +61,30 @@ def test_a_table_and_three_files(call: Command, tmp_path: Path):
     assert (f"warning: {found['warning']}\n" in ended.out) == bool(found["warning"])
     assert [row["population"] for row in csv.DictReader(files["csv"].open())] == ["32", "64"]
     assert files["png"].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("seconds", "products"), [(0.2, 1), (0.005, 51)])
+def test_a_slow_product_of_torch_is_measured_once(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, products: int
+):
+    clock, calls = [0.0], list[int]()
+
+    class Torch:
+        int8 = None
+
+        def __getattr__(self, name: str):
+            return lambda *_, **__: None
+
+        def _int_mm(self, *_: object) -> None:
+            calls.append(1)
+            clock[0] += seconds
+
+    monkeypatch.setitem(sys.modules, "torch", Torch())
+    monkeypatch.setattr(command.time, "perf_counter", lambda: clock[0])
+    measure = command.torch_loop(1)
+    assert measure is not None
+    assert measure() == pytest.approx(4096 * 256 * 1024 / seconds / 1e9)
+    assert len(calls) == products
 
 
 def test_json_alone_on_the_screen(call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

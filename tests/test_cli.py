@@ -334,6 +334,24 @@ def test_a_command_in_a_process_of_its_own(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux's own device")
+@pytest.mark.parametrize("buffered", ["", "1"])
+@pytest.mark.parametrize(
+    "words", ["eggroll", "eggroll.probe", "eggroll.train --version", "eggroll.generate --help"]
+)
+def test_a_full_stdout_is_named(words: str, buffered: str):
+    command = [sys.executable, "-m", *words.split()]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            env=os.environ | {"PYTHONUNBUFFERED": buffered},
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (
+        cli.REFUSED, "error: stdout: No space left on device; correct this and run the command "
+        "again.\n",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("read", "words"), [(10, ("generate", "run", "--tokens", "20000")), (0, ("probe",))]
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+from typing import get_args
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +16,9 @@ import eggroll as eg
 from eggroll import networks
 from eggroll.engines import ENGINES, choose
 from eggroll.errors import InputError
+from eggroll.evolution.estimators import EstimatorName
 from eggroll.evolution.population import Population
+from eggroll.library.trainer import TrainerEstimator
 from eggroll.spec.credit import crediting
 from eggroll.spec.noise import Noise
 from eggroll.spec.program import Batch
@@ -78,6 +82,15 @@ def test_other_sizes_of_groups_are_refused(size):
 def test_values_from_outside_are_refused():
     with pytest.raises(InputError, match="compares the scores of a group"):
         eg.Trainer(networks.mlp(4, [8], 2), pop=8, estimator="group-credit")
+
+
+def test_a_trainer_names_the_estimators_that_it_takes():
+    """For type checkers, which know no more than the names."""
+    net, taken = networks.mlp(4, [8], 2), set[str]()
+    for name in get_args(EstimatorName):
+        with contextlib.suppress(InputError):
+            taken.add(eg.Trainer(net, pop=8, estimator=name, rule="whitened").options.estimator)
+    assert taken == {*get_args(TrainerEstimator)} == {*get_args(EstimatorName)} - {"group-credit"}
 
 
 def test_chunks_are_whole_groups():

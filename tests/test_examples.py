@@ -145,14 +145,17 @@ def test_options_of_an_example_are_checked(example: Call, name: str, words: list
     assert len(err.splitlines()) == (0 if helped else 1)
 
 
-@pytest.mark.parametrize("name", ["digits", "labels"])
+@pytest.mark.parametrize("name", ["custom_fitness", "digits", "labels", "tune_language_model"])
 def test_a_package_that_an_example_lacks_is_named(
     example: Call, name: str, monkeypatch: pytest.MonkeyPatch
 ):
+    package = NEEDS[name]
     monkeypatch.delitem(NEEDS, name)
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    said = "error: no scikit-learn here: pip install 'eggroll-mlx[examples]'.\n"
-    assert example(name) == (2, "", said)
+    for module in (package, "sklearn.datasets", "mlx_lm.models"):
+        monkeypatch.setitem(sys.modules, module, None)
+    said = {"sklearn": "scikit-learn here: pip install 'eggroll-mlx[examples]'",
+            "mlx_lm": "mlx-lm here: pip install 'eggroll-mlx[lm]'"}[package]  # fmt: skip
+    assert example(name) == (2, "", f"error: no {said}.\n")
 
 
 def test_the_page_of_examples_runs(example: Call, tmp_path: Path):

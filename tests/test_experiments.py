@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -50,6 +51,8 @@ STATES = ("--method", "states", "--out", "runs")
         (digits.main, ["--csv", "missing/a.csv"], "'missing/a.csv' is no place for a file: give"),
         (digits.main, ["--picture", "a.xyz"], "'a.xyz' does not end in .png, .svg, .pdf: give"),
         (nnue.main, ["run", "--data", "a", "--ways", "bogus"], "--ways has 'bogus': choose from"),
+        (methods.main, ["run", "--csv", "no/a.csv"], "'no/a.csv' is no place for a file"),
+        (methods.main, ["draw", "--out", "a.xyz"], "'a.xyz' does not end in .png, .svg, .pdf"),
         (nnue.main, ["match", "material"], "'material', has nobody to play: give two or more"),
         (nnue.main, ["match", "material", "material", "--seed", "-1"], "--seed is -1: 0 or more"),
         (nnue.main, ["data", "--out", "a", "--opening", "999"], "--opening is 999: few games"),
@@ -164,6 +167,30 @@ def test_pilots_are_written_whole_beside_those_of_other_methods(
     assert methods.arguments().pace == methods.HERE / "methods.json"
 
 
+def test_rows_of_a_table_are_added_in_the_current_folder_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def given(part: str) -> argparse.Namespace:
+        monkeypatch.setattr(sys, "argv", ["methods.py", part])
+        return methods.arguments()
+
+    record = methods.HERE / "methods.csv"
+    before = record.read_bytes()
+    assert [given(part).csv for part in ("draw", "table")] == [record, record]
+    assert given("draw").out == Path("methods.svg")
+    monkeypatch.setattr(methods, "call", lambda words: (VALIDATED, 1.0))
+    given("run")
+    assert methods.main() == cli.DONE
+    assert record.read_bytes() == before
+    assert len(methods.rows_in(tmp_path / "methods.csv")) == 5 * len(methods.METHODS)
+    assert [given(part).csv for part in ("draw", "table")] == [Path("methods.csv")] * 2
+
+
+VALIDATED = "validation: 1.500 bits per byte of text that training never reads\n"
+
+
 def test_a_run_that_was_interrupted_has_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,6 +303,26 @@ def test_a_signal_ends_with_a_sentence(words: list[str], number: int, tmp_path: 
     assert (process.returncode, err) == (cli.INTERRUPTED, "Interrupted.\n")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["autograd", "black_box", "cartpole", "control", "digits", "nnue", "selfplay", "tictactoe",
+     "tictactoe.evolution"],
+)  # fmt: skip
+def test_an_interrupt_while_modules_are_imported_ends_in_a_word(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", IMPORTING, f"experiments.{name}"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (cli.INTERRUPTED, "Interrupted.\n")
+
+
+IMPORTING = """
+import os, runpy, signal, sys
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == "numpy":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+runpy.run_module(sys.argv.pop(1), run_name="__main__")
+"""
 WAITING = """
 import runpy, sys
 from eggroll.cli import command

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from eggroll.baseline import twin_numpy
 from eggroll.errors import InputError
-from eggroll.library.gradient_trainer import GradientTrainer
+from eggroll.library.gradient_trainer import FloatModel, GradientTrainer, RealModel
 from eggroll.library.trainer import Trainer
 from eggroll.networks import egg, initial_weights, mlp, nnue
 from eggroll.spec.program import Program
@@ -228,6 +228,23 @@ def test_outputs_of_both_networks_are_in_real_units():
         assert np.abs(one - other).mean() < 0.15 * np.abs(one).mean() + 0.1, name
         for first, again in zip(seen[:2], seen[2:], strict=True):
             assert np.array_equal(first[name], again[name])
+
+
+def test_a_loss_may_begin_anew():
+    trainer, rows, seen = GradientTrainer(recurrent()), int8((4, 6, 2)) // 2, []
+
+    def loss(model: FloatModel | RealModel) -> float:
+        seen.append([model(rows)["value"], model(rows)["value"]])
+        model.reset()
+        seen[-1].append(model(rows)["value"])
+        return 0.0
+
+    trainer.quantised(loss)
+    for first, later, anew in seen:
+        assert first.dtype == np.float32
+        assert np.array_equal(first, anew)
+        assert not np.array_equal(first, later)
+    assert len(seen) == 2
 
 
 def test_a_policy_has_one_output_for_the_caller():

@@ -120,7 +120,7 @@ def test_openblas_starts_one_thread_where_a_limit_is_near(
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS")
     limit_of = {"RLIMIT_AS": space, "RLIMIT_NPROC": tasks}
-    monkeypatch.setattr(entry, "_limit", limit_of.__getitem__)
+    monkeypatch.setattr(entry, "limit", limit_of.__getitem__)
     monkeypatch.setattr(entry, "start", lambda module: 0)
     try:
         assert entry.run("eggroll.train") == 0

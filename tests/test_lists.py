@@ -193,3 +193,33 @@ def test_a_network_without_features_takes_none():
     es = eg.Trainer(eg.networks.mlp(3, [4], 2), pop=2, estimator="feedback", rule="adam")
     with pytest.raises(InputError, match="features were given to a network that reads none"):
         es.model(np.zeros((2, 3), np.int8), features=both()[1])
+
+
+@pytest.mark.parametrize(
+    ("actives", "given", "needed"),
+    [
+        ((3,), (R, T, 2, 4), r"\[12, 3, 2, 4\]: \[R, T, 2, 3\] is needed, or without T"),
+        ((3,), (R, T, 3, 2), r"\[12, 3, 3, 2\]: \[R, T, 2, 3\] is needed"),
+        ((3,), (R, 7), r"\[12, 7\]: \[R, T, 2, 3\] is needed"),
+        ((3, 3), (R, T, 2, 3), r"\[12, 3, 2, 3\]: \[R, T, 4, 3\] is needed"),
+        ((3, 4), (R, T, 2, 3), r"\[12, 3, 2, 3\]: \[R, T, 14\] is needed"),
+    ],
+)
+def test_the_shape_that_is_needed_says_lists_and_indices(
+    actives: tuple[int, ...], given: tuple[int, ...], needed: str
+):
+    """Where lists take numbers of indices that differ, they stand side by side."""
+    net = eg.Program()
+    parts = [
+        net.features(f"f{i}", 50, 4, active=active, lists=2) for i, active in enumerate(actives)
+    ]
+    net.output(net.linear(net.concat(*parts) if len(parts) > 1 else parts[0], "out", 3), "class")
+    model = eg.Trainer(net, pop=R).model
+    with pytest.raises(InputError, match=needed):
+        model(features=np.zeros(given, np.int32))
+    lists = 2 * len(actives)
+    if len(set(actives)) == 1:
+        shown = np.arange(R * lists * 3).reshape(R, 1, lists, 3) % 50
+        flat = model(features=shown.reshape(R, 1, -1))
+        assert np.array_equal(model(features=shown), flat)
+        assert np.array_equal(model(features=shown[:, 0]), flat[:, 0])

@@ -632,6 +632,28 @@ def test_rows_that_no_model_takes_are_named_at_once(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_prompt_has_no_more_tokens_than_the_model_has_positions(
+    task: list[str], tmp_path: Path, eggroll: Command, saved: dict[tuple[str, int], Path]
+) -> None:
+    model = shutil.copytree(saved["llama", 32], tmp_path / "model")
+    facts = json.loads((model / "config.json").read_text())
+    with (tmp_path / "prompts.jsonl").open("a") as file:
+        file.write(json.dumps({"prompt": "a" * 33}) + "\n")
+    for more, code in (
+        ({"max_position_embeddings": 32}, 2),
+        ({"max_position_embeddings": 33}, 0),
+        ({"max_position_embeddings": 32, "rope_scaling": {"type": "linear", "factor": 2.0}}, 0),
+    ):
+        (model / "config.json").write_text(json.dumps(facts | more))
+        out = str(tmp_path / f"run-{code}-{len(more)}")
+        ended = eggroll("finetune", *changed(changed(task, "--model", str(model)), "--out", out),
+                        *("--steps", "1"))  # fmt: skip
+        assert ended.code == code, ended.err
+        assert Path(out).exists() == (code == 0)
+        said = "aaa' has 33 tokens, and the model has 32 positions: give 32 tokens or fewer."
+        assert (said in ended.err) == (code == 2)
+
+
 def test_lines_end_where_json_says(tmp_path: Path) -> None:
     path = tmp_path / "odd.jsonl"
     texts = ["one\u2028two", "three\u0085four"]

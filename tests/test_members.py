@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +67,15 @@ def test_arrays_may_be_reused_after_a_call():
         es.tell(np.arange(P) ** 2 % 7)
         signatures.append(es.signature)
     assert signatures[0] == signatures[1] != trainer(answering()).signature
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_members_belong_to_their_trainer(copied: Callable[[Any], Any]):
+    es = trainer(answering())
+    with pytest.raises(InputError, match="Members belong to their Trainer and cannot be copied"):
+        copied(es.ask())
+    again = pickle.loads(pickle.dumps(es)).ask()
+    assert np.array_equal(es.ask()(rows(0)), again(rows(0)))
 
 
 def test_a_model_takes_active_as_members_do():

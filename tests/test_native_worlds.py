@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from test_engines import BACKENDS
 
 from eggroll import native
+from eggroll.errors import InputError
 from eggroll.library.trainer import Trainer
 from eggroll.networks import mlp
 from eggroll.spec.program import Program
@@ -370,10 +371,26 @@ TRAINED: dict[str, tuple[Play, str]] = {
 }
 
 
+@pytest.mark.parametrize("engine", ["portable", "cpu"])
+def test_worlds_beyond_memory_are_one_sentence(
+    worlds: native.Library, monkeypatch: pytest.MonkeyPatch, engine: str
+):
+    """Of engine cpu by hand, whose 64 GiB some machines have."""
+    es = trainer("narrow", pop=1 << 17, engine=engine, table_bits=16)
+
+    def full(*given: Any, **named: Any) -> Any:
+        raise MemoryError("std::bad_alloc")
+
+    if es.engine.plays:
+        monkeypatch.setattr(es.engine, "play", full)
+    sentence = "the world 'vast' takes 2,147,483,647 bytes for each of 131,072 members"
+    with pytest.raises(InputError, match=f"memory ran out: {sentence}; let it take less"):
+        es.play(worlds.vast, 2, shared=SHARED)
+    assert es.step == 0
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_one_sentence_for_what_does_not_fit(name, worlds):
-    from eggroll.errors import InputError
-
     play, message = TRAINED[name]
     with pytest.raises(InputError, match=message) as caught:
         play(worlds)

@@ -596,7 +596,59 @@ def test_a_missing_torch_is_said(monkeypatch: pytest.MonkeyPatch, capsys: Any):
     monkeypatch.setitem(sys.modules, "torch", None)
     words = ["run", "--data", str(SMALL), "--ways", "torch-bag", "--batch", "64"]
     assert main(words) == 2
-    assert capsys.readouterr().err == "torch is missing: pip install '.[experiments]' brings it.\n"
+    assert capsys.readouterr().err == (
+        "error: torch is missing: pip install '.[experiments]' brings it.\n"
+    )
+
+
+def test_an_interrupt_names_the_seed_that_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    whole = training.run
+
+    def run(ways: Any, settings: Any, *rest: Any) -> Any:
+        if settings.seed == 1:
+            raise KeyboardInterrupt
+        return whole(ways, settings._replace(seconds=0.05, looks=1), *rest)
+
+    monkeypatch.setattr(training, "run", run)
+    words = ["run", "--data", str(SMALL), "--ways", "native", "--batch", "64", "--seeds", "2"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 130
+    assert capsys.readouterr().err == (
+        "Interrupted in seed 1 of 768, of which nothing is kept; "
+        f"'{tmp_path}/run' has those before it.\n"
+    )
+    assert {look.seed for look in training.read_looks(tmp_path / "run" / "looks.csv")} == {0}
+    assert main(words) == 130
+    assert capsys.readouterr().err.endswith("; no seed was written before it.\n")
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        (None, "cannot be read (No such file or directory)"),
+        ("", "is not valid JSON"),
+        ("[]", "holds [] where an object is needed"),
+        ("{}", "has None as 'variance' where dict is needed"),
+        ('{"variance": [["768", 1]]}', "has [['768', 1]] as 'variance' where dict"),
+        ('{"variance": {"768": "x"}}', "has 'x' as the variance of '768' where a number from 0"),
+        ('{"variance": {"768": null}}', "has None as the variance of '768'"),
+        ('{"variance": {"768": NaN}}', "has nan as the variance of '768'"),
+        ('{"variance": {"768": 2}}', "has 2 as the variance of '768'"),
+    ],
+)
+def test_a_report_of_a_run_with_an_odd_note(
+    about: str | None, said: str, tmp_path: Path, capsys: Any
+):
+    looks = [training.Look("native", "768", 0, s, 64, 0.1, 0.1) for s in (0.0, 1.0)]
+    training.write_looks(tmp_path / "looks.csv", looks)
+    if about is not None:
+        (tmp_path / "about.json").write_text(about)
+    assert main(["report", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert said in told
+    assert len([*tmp_path.iterdir()]) == 1 + (about is not None)
 
 
 def test_the_losses_of_pictures_are_those_of_training():

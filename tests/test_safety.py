@@ -50,6 +50,28 @@ def test_what_is_no_regular_file_keeps_its_place(tmp_path: Path, way: str):
     assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
 
 
+def test_a_folder_that_may_not_be_written_to_is_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """By what the system says of the folder, as root may write to any; a file there or not."""
+    for name in ("new.json", "old.json"):
+        (tmp_path / "old.json").touch()
+        check_place("--json", str(tmp_path / name))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "access", lambda path, mode: path != tmp_path or not mode & os.W_OK)
+            check_place("--json", "")
+            check_place("--json", "-", screen=True)
+            with pytest.raises(InputError, match="cannot be written to; grant access there, or"):
+                check_place("--json", str(tmp_path / name))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_of_read_access_alone_is_no_place(tmp_path: Path):
+    tmp_path.chmod(0o555)
+    with pytest.raises(InputError, match="cannot be written to"):
+        check_place("--json", str(tmp_path / "out.json"))
+
+
 def test_what_cannot_be_removed_is_left_alone(tmp_path: Path):
     """As the file of another user in a folder that all may write to."""
     path, taken = tmp_path / "checkpoint", tmp_path / ".checkpoint.partial"

@@ -119,8 +119,28 @@ def test_a_column_is_found_or_named(tmp_path):
     assert len(lines_of(load_corpus(str(path)))["valid"]) == 2
     with pytest.raises(InputError, match="the column 'n' holds 0, which is no text"):
         load_corpus(f"{path}:n")
-    with pytest.raises(InputError, match="has no columns of text"):
+    with pytest.raises(InputError, match=r"has no columns of text \(n\): give a table that has"):
         load_corpus(str(table(tmp_path / "numbers.csv", {"n": [1, 2]})))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv", "arrow"])
+def test_a_columns_name_may_have_colons(tmp_path, suffix):
+    other = [f"t{i}" for i in range(40)]
+    path = table(tmp_path / f"t.{suffix}", {"a:b": LINES, ":": other, "": other})
+    for name, texts in (("a:b", LINES), (":", other)):
+        assert sorted(chain(*lines_of(load_corpus(f"{path}:{name}")).values())) == sorted(texts)
+    with pytest.raises(InputError, match="no column 'a:c', but there are a:b, :, "):
+        load_corpus(f"{path}:a:c")
+
+
+def test_dates_are_no_text(tmp_path):
+    days = [f"2024-01-{i % 28 + 1:02}" for i in range(40)]
+    path = table(tmp_path / "days.jsonl", {"text": LINES, "day": days})
+    assert sorted(chain(*lines_of(load_corpus(str(path))).values())) == sorted(LINES)
+    with pytest.raises(InputError, match="'day' holds 2024-01-01 00:00:00, which is no"):
+        load_corpus(f"{path}:day")
+    with pytest.raises(InputError, match=r"no columns of text \(text\): .* dates do not count"):
+        load_corpus(str(table(path, {"text": days})))
 
 
 def test_every_value_of_a_csv_is_a_text_as_it_stands(tmp_path):

@@ -81,7 +81,7 @@ def test_a_smoothed_line_averages_the_last_iterations():
 def test_bad_input_is_one_sentence(words: list[str], said: str, capsys):
     assert main(words) == 2
     told = capsys.readouterr()
-    assert told.err.startswith(said)
+    assert told.err.startswith(f"error: {said}")
     assert told.err.count("\n") == 1
 
 
@@ -90,7 +90,7 @@ def test_a_missing_torch_is_said(method: str, monkeypatch, tmp_path: Path, capsy
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["run", "--method", method, "--smoke", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        "torch is missing: pip install '.[experiments]' brings it.\n"
+        "error: torch is missing: pip install '.[experiments]' brings it.\n"
     )
 
 
@@ -107,7 +107,7 @@ def test_a_missing_torch_is_said(method: str, monkeypatch, tmp_path: Path, capsy
 )
 def test_an_option_that_is_not_read_is_refused(words: str, says: str, tmp_path: Path, capsys):
     assert main(["run", *words.split(), "--out", str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err.startswith(says)
+    assert capsys.readouterr().err.startswith(f"error: {says}")
     assert not (tmp_path / "run").exists()
 
 

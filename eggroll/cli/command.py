@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 
 
 DONE: Final = 0
-REFUSED: Final = 2
-INTERRUPTED: Final = 130
+REFUSED, INTERRUPTED = entry.REFUSED, entry.INTERRUPTED
 READER_GONE: Final = 128 + 13  # as of a program that SIGPIPE ended
 T = TypeVar("T")
 D = TypeVar("D", bound="DataclassInstance")
@@ -134,8 +133,7 @@ def run(main: Callable[[], int]) -> int:
     except KeyboardInterrupt as stop:
         return _end(INTERRUPTED, str(stop) or "Interrupted.")
     except BrokenPipeError:
-        # Python flushes stdout once more when it exits: let that go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         return READER_GONE  # in silence, as `| head` wants no more
     except MemoryError:
         return _end(REFUSED, "error: memory ran out; try a smaller population, width or chunk.")
@@ -144,10 +142,20 @@ def run(main: Callable[[], int]) -> int:
             return _end(REFUSED, f"error: {entry.limit_reached(error)}.")
         raise
     except OSError as error:
-        where = f"{error.filename!r}: " if error.filename else ""
+        where = f"{error.filename!r}: " if error.filename else "stdout: " * _give_up_stdout()
         reason = error.strerror or type(error).__name__
         sentence = f"{where}{reason}; correct this and run the command again."
         return _end(REFUSED, f"error: {shortened(sentence)}")
+
+
+def _give_up_stdout() -> bool:
+    """True if stdout takes no more; what it did not take goes nowhere, as Python tries at exit."""
+    try:
+        print(flush=True)  # a line of its own, as nothing waits where there is no buffer
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def end_with(error: Exception) -> int:
@@ -209,10 +217,11 @@ def parse(
         InputError: an unknown option, or a value that is missing or of another type.
     """
     if asks_for_help(argv):
-        print(help.page(kind, command=command, about=about, examples=examples, base=base))
+        page = help.page(kind, command=command, about=about, examples=examples, base=base)
+        print(page, flush=True)
         raise SystemExit(DONE)
     if "--version" in argv:
-        print(f"eggroll {VERSION}")
+        print(f"eggroll {VERSION}", flush=True)
         raise SystemExit(DONE)
     name = command if command.endswith(".py") else f"eggroll.{command}"
     registry = tyro.constructors.ConstructorRegistry()
@@ -514,13 +523,7 @@ GIB = 1 << 30
 
 def address_space() -> int | None:
     """Bytes of the limit on this process's address space (`ulimit -v`), or None."""
-    try:
-        import resource
-
-        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    except (ImportError, AttributeError, OSError, ValueError):
-        return None
-    return None if soft == resource.RLIM_INFINITY else soft
+    return entry.limit("RLIMIT_AS")
 
 
 def usable_cores() -> int:

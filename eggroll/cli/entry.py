@@ -11,7 +11,7 @@ import os
 import signal
 from typing import Any, Final, NoReturn
 
-REFUSED: Final = 2  # as of command.py
+REFUSED: Final = 2
 INTERRUPTED: Final = 130
 LEAST_SPACE: Final = 160 << 20  # bytes of address space in which the libraries can be loaded
 TIGHT_SPACE: Final = 1 << 30  # in which OpenBLAS has room for one thread's buffers
@@ -25,7 +25,7 @@ def run(module: str) -> int:
     SIGINT and SIGTERM end the process in a word, as nothing has begun; where they are ignored they
     stay so. `main` handles them itself.
     """
-    space, tasks = _limit("RLIMIT_AS"), _limit("RLIMIT_NPROC")
+    space, tasks = limit("RLIMIT_AS"), limit("RLIMIT_NPROC")
     if space is not None and space < LEAST_SPACE:
         return _refused(
             f"`ulimit -v` lets this process take {space >> 20} MiB: {LEAST_SPACE >> 20} at least "
@@ -52,13 +52,13 @@ def limit_reached(error: BaseException) -> str:
             "the system starts no more threads for this user: end other processes, or raise "
             "`ulimit -u`"
         )
-    space = _limit("RLIMIT_AS")
+    space = limit("RLIMIT_AS")
     if space is not None and not isinstance(error, ModuleNotFoundError):
         return f"memory ran out, as `ulimit -v` lets this process take {space >> 20} MiB: raise it"
     return ""
 
 
-def _limit(name: str) -> int | None:
+def limit(name: str) -> int | None:
     """A limit of this process, None where there is none."""
     try:
         import resource

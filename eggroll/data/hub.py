@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.data.columns import BATCH, ColumnFile, is_text
-from eggroll.data.text import MARK, VAL_SHARE, Split, Text, held_out, reason
+from eggroll.data.text import MARK, VAL_SHARE, Split, Text, held_out
 from eggroll.errors import InputError, object_in
 from eggroll.files import (
     cache_folder,
@@ -140,10 +140,10 @@ def source_of(name: str) -> HubSource | None:
 def path_and_column(name: str) -> tuple[str, str]:
     """The path that the option `data` names, and what stands behind a colon after it."""
     path = os.path.expanduser(name)
-    if not os.path.exists(path) and ":" in path:
-        before, _, column = path.rpartition(":")
-        if os.path.isfile(before):
-            return before, column
+    if not os.path.exists(path):
+        for colon in reversed([*re.finditer(":", path)]):  # a column's name may have some, too
+            if os.path.isfile(before := path[: colon.start()]):
+                return before, path[colon.end() :]
     return path, ""
 
 
@@ -491,13 +491,17 @@ class Table:
     def _choose_column(self, columns: Collection[str], texts: Sequence[str]) -> None:
         """Finds the column of the text among those that hold any, or the one that was named."""
         name = self.source.name
+        if not (self.column or texts):
+            raise InputError(
+                f"data {name!r} has no columns of text ({', '.join(columns)[:200] or 'none at all'}"
+                "): give a table that has one; dates do not count as text."
+            )
         if not self.column:
             if "text" not in texts and len(texts) != 1:
                 example = f"{name}::{texts[0]}" if name.startswith(PREFIX) else f"{name}:COLUMN"
                 raise InputError(
-                    f"data {name!r} has {len(texts) or 'no'} columns of text"
-                    + (f" ({', '.join(texts)[:200]})" if texts else "")
-                    + f": name one, as in {example}."
+                    f"data {name!r} has {len(texts)} columns of text ({', '.join(texts)[:200]}): "
+                    f"name one, as in {example}."
                 )
             self.column = "text" if "text" in texts else texts[0]
         if self.column not in columns:
@@ -509,7 +513,7 @@ class Table:
     def _check_texts(self, values: Sequence[Any]) -> None:
         """Raises InputError for a value that is no text."""
         if wrong := [v for v in values if not isinstance(v, str | None)]:
-            raise self._no_text(f"{wrong[0]!r:.40}")
+            raise self._no_text(f"{wrong[0]!s:.40}")
 
     def _no_text(self, what: str) -> InputError:
         others = f": name one of {', '.join(self._texts)[:200]}" if self._texts else ""
@@ -523,7 +527,7 @@ class Table:
         source = self.source
         message = " ".join(str(error).split())[:160] or type(error).__name__
         if source.builder:
-            cause = reason(error) if isinstance(error, OSError) else message
+            cause = getattr(error, "strerror", None) or message
             return InputError(
                 f"data {source.name!r} cannot be read as {source.builder} ({cause}): "
                 f"give a file of rows in UTF-8, or one of plain text, whose name ends in .txt."

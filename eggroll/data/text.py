@@ -161,17 +161,12 @@ def _read_file(path: str) -> bytes:
         content = Path(path).read_bytes()
     except OSError as error:
         raise InputError(
-            f"file {path!r} cannot be read ({reason(error)}): make it readable or give --data "
-            "another one."
+            f"file {path!r} cannot be read ({error.strerror or error}): make it readable or give "
+            "--data another one."
         ) from error
     if not content.strip(MARK):
         raise InputError(f"file {path!r} is empty: give --data a file with text.")
     return content
-
-
-def reason(error: OSError) -> str:
-    """Names an operating system's error in its own words."""
-    return error.strerror or type(error).__name__
 
 
 def _text_files(

@@ -27,7 +27,7 @@ from eggroll.envs.spaces import (
     observe_for,
 )
 from eggroll.errors import InputError, array_of, is_real, is_whole, shown, whole_number
-from eggroll.library.members import Members, Model
+from eggroll.library.members import Members, Model, Whole
 from eggroll.spec import rng
 from eggroll.spec.fixed_point import LIMIT
 
@@ -42,14 +42,14 @@ SHARE = 8  # one of so many must have ended before others are cut
 def gym(
     name: Any,
     *,
-    members: int,
-    episodes: int = 1,
+    members: Whole,
+    episodes: Whole = 1,
     observe: Observe | None = None,
     decode: Decode | None = None,
     mode: str = "",
     normalise: bool = False,
     squash: Squash = "clip",
-    span: int = LIMIT,
+    span: Whole = LIMIT,
     patience: float | None = None,
     **options: Any,
 ) -> Gym:
@@ -140,7 +140,9 @@ class Gym:
     normalisation: mean and deviation of observations, None without `normalise`.
     """
 
-    def __init__(self, source: _Source, members: int, episodes: int, functions: _Functions) -> None:
+    def __init__(
+        self, source: _Source, members: Whole, episodes: Whole, functions: _Functions
+    ) -> None:
         _gymnasium()
         whole = is_whole(members) and is_whole(episodes)
         if not whole or members < 1 or episodes < 1:
@@ -148,6 +150,7 @@ class Gym:
                 f"members is {members!r} and episodes is {episodes!r}: whole numbers from 1 on are "
                 "needed."
             )
+        members, episodes = int(members), int(episodes)
         self.members, self.episodes, self.steps = members, episodes, 0
         self._source, self._functions = source, functions
         self._env, self._alone = _environments(source, members * episodes), list[Gym]()

@@ -20,7 +20,7 @@ from eggroll.baseline.twin import Pullback, Twin, by_token, dequantise
 from eggroll.baseline.twin_numpy import twin_for
 from eggroll.errors import InputError, array_of, is_real, shown, whole_number
 from eggroll.library.learning import visible
-from eggroll.library.members import Model, RowArrays, RowReader
+from eggroll.library.members import Model, RowArrays, RowReader, Whole, check_readers
 from eggroll.library.trainer import check_trainable, checked_weights
 from eggroll.networks import initial_weights
 from eggroll.spec.fixed_point import LIMIT, quantise
@@ -67,15 +67,19 @@ class FloatModel:
     def _outputs(self, batch: Batch) -> dict[str, mx.array]:
         (R, _), size = batch.size, self.twin.program.state_size
         state = mx.zeros((R, size)) if self._state is None else self._state
-        if len(state) != R:
-            raise InputError(
-                f"{R} readers follow {len(state)}, whose states go on: give as many, or call "
-                "reset() first."
-            )
+        check_readers(state, R)
         batch_by_token = by_token(batch._replace(state=state))
         outputs, after, self.back = self.twin.run(self.weights, batch_by_token)
         self._state = after if size else None
         return {name: mx.swapaxes(a, 0, 1) for name, a in outputs.items()}
+
+
+class RealModel(Model):
+    """An int8 network whose outputs are in real units, float32, as those of FloatModel are."""
+
+    def _outputs(self, batch: Batch) -> dict[str, mx.array]:
+        unit = {output.name: 256 if output.wide else 16 for output in self.program.outputs}
+        return {name: a / unit[name] for name, a in super()._outputs(batch).items()}
 
 
 class Quantised(NamedTuple):
@@ -108,9 +112,9 @@ class GradientTrainer:
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,
         clip_norm: float = 0.0,
-        seed: int = 0,
+        seed: Whole = 0,
         carry: bool = False,
-        threads: int = 0,
+        threads: Whole = 0,
         weights: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         """A trainer before its first update.
@@ -134,11 +138,9 @@ class GradientTrainer:
         """
         check_trainable(net)
         engines.check_process()
-        for name, given in (
-            ("learning_rate", learning_rate), ("weight_decay", weight_decay),
-            ("clip_norm", clip_norm),
-        ):  # fmt: skip
-            _not_negative(name, given)
+        _not_negative("learning_rate", learning_rate)
+        _not_negative("weight_decay", weight_decay)
+        _not_negative("clip_norm", clip_norm)
         if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(map(_beta, betas)):
             raise InputError(f"betas are {shown(betas)}: two numbers from 0 to below 1 are needed.")
         if not isinstance(carry, bool):
@@ -167,11 +169,12 @@ class GradientTrainer:
         """The network as it is now, whatever updates follow; called as `ask` is."""
         return FloatModel(self.twin, self.weights)
 
-    def quantised(self, loss: Callable[[Callable[..., Any]], float] | None = None) -> Quantised:
+    def quantised(self, loss: Callable[[FloatModel | RealModel], float] | None = None) -> Quantised:
         """The weights as `eggroll.quantise` makes them int8, and the loss before and after.
 
-        loss(model) -> a number, of a function of rows that gives outputs in real units as `ask`
-        does: first the float network, then the int8 network, both with a zero state.
+        loss(model) -> a number, of a network that is called as `ask` is, for outputs in real
+        units: first the float network, then the int8 network. Both begin with a zero state, and
+        anew after `reset`.
 
         Raises:
             InputError: a weight is not finite, or the loss is no function that returns a number.
@@ -188,15 +191,8 @@ class GradientTrainer:
         if loss is None:
             return Quantised(whole, clipped, math.nan, math.nan)
         engine, _ = engines.choose("auto", self.program, self._threads)
-        model = Model(engine, {name: mx.array(w) for name, w in whole.items()})
-
-        def in_real_units(*rows: Any, **named: Any) -> Any:
-            outputs = self._named(model(*rows, **named))
-            wide = {output.name: output.wide for output in self.program.outputs}
-            real = {name: a / (256 if wide[name] else 16) for name, a in outputs.items()}
-            return real if len(real) > 1 else real.popitem()[1]
-
-        before, after = (_number(loss(model)) for model in (self.model, in_real_units))
+        model = RealModel(engine, {name: mx.array(w) for name, w in whole.items()})
+        before, after = _number(loss(self.model)), _number(loss(model))
         return Quantised(whole, clipped, before, after)
 
     def ask(

@@ -27,7 +27,7 @@ from eggroll.engines import Engine, zero_state
 from eggroll.errors import InputError, in_python, shown, whole_number
 from eggroll.files import CHECKPOINT, METRICS, Row, path_of
 from eggroll.inference import MARK, model_loss, sample, token_likelihoods, usual_temperature
-from eggroll.library.members import engine_again, kept_engine
+from eggroll.library.members import Whole, engine_again, kept_engine
 from eggroll.spec.program import Batch, Leaves, Program
 from eggroll.training import checkpoint, loop
 from eggroll.training.config import Config, DeclaredConfig, from_dict, with_program
@@ -87,7 +87,7 @@ def train(
     config: Config | None = None,
     *,
     tokens: Tokens | None = None,
-    vocabulary: int | None = None,
+    vocabulary: Whole | None = None,
     network: Program | None = None,
     callbacks: Callback | Iterable[Callback] = (),
     out: str | os.PathLike[str] | None = None,
@@ -132,7 +132,7 @@ def train(
 def run_options(
     config: Config | None,
     tokens: Tokens | None,
-    vocabulary: int | None,
+    vocabulary: Any,
     network: Program | None,
     out: str | os.PathLike[str] | None,
 ) -> tuple[Config, Corpus | None]:
@@ -141,6 +141,9 @@ def run_options(
     if out is not None:
         options = replace(options, out=_path(out))
     corpus: Corpus | None = None
+    if vocabulary is not None:
+        check_vocabulary(vocabulary)
+        vocabulary = int(vocabulary)
     if tokens is not None:
         if vocabulary is None and isinstance(network, Program):
             vocabulary = network.vocabulary
@@ -150,8 +153,7 @@ def run_options(
         corpus = token_corpus(tokens, vocabulary, options.val_share)
         options = replace(options, data=TOKENS, vocabulary=corpus.vocabulary)
     elif vocabulary is not None:
-        check_vocabulary(vocabulary)
-        options = replace(options, vocabulary=int(vocabulary))
+        options = replace(options, vocabulary=vocabulary)
     if options.track != NONE and not (options.out or options.resume):
         raise InputError(
             f"track is {shown(options.track)}, and only a run with a folder is tracked: give out."
@@ -256,7 +258,7 @@ def load(
     path: str | os.PathLike[str],
     *,
     engine: str = "auto",
-    threads: int = 0,
+    threads: Whole = 0,
     expert: ExpertName = "none",
 ) -> LanguageModel:
     """The model of a run: of its folder, or of a checkpoint file.
@@ -412,13 +414,13 @@ class LanguageModel:
         self,
         prompt: str = "",
         *,
-        tokens: int = 512,
+        tokens: Whole = 512,
         temperature: float | None = None,
-        top_k: int = 0,
+        top_k: Whole = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
         stop: Sequence[str] = (),
-        seed: int = 0,
+        seed: Whole = 0,
     ) -> str:
         """A text: the prompt and its continuation, as `python -m eggroll.generate` has it.
 
@@ -443,13 +445,13 @@ class LanguageModel:
         self,
         prompt: ArrayLike = (),
         *,
-        tokens: int = 512,
-        samples: int = 1,
+        tokens: Whole = 512,
+        samples: Whole = 1,
         temperature: float | None = None,
-        top_k: int = 0,
+        top_k: Whole = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
-        seed: int = 0,
+        seed: Whole = 0,
     ) -> NDArray[np.int32]:
         """Several continuations of one prompt, each with random numbers of its own.
 

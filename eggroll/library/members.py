@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import lcm
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from eggroll.engines import Engine, check_process, choose, unavailable_because, zero_state
-from eggroll.errors import InputError, array_of, is_whole, shown
+from eggroll.errors import InputError, array_of, whole_number
 from eggroll.evolution.estimators import Rollout
 from eggroll.spec.credit import Acted, Turns, draw, other_words
 from eggroll.spec.fixed_point import LIMIT
@@ -24,6 +24,7 @@ from eggroll.spec.noise import Slices, slice_length
 from eggroll.spec.program import Batch, Leaves, Lists, Program, program_of, whole_numbers
 from eggroll.spec.rng import counters, key
 
+Whole = int | np.integer[Any]  # as `errors.is_whole` takes
 Outputs = dict[str, NDArray[Any]]
 # Runs a call's rows: a batch of R readers -> outputs [P, T, size].
 Run = Callable[[Batch], dict[str, mx.array]]
@@ -65,6 +66,15 @@ def joined(parts: list[NDArray[Any]]) -> NDArray[Any] | None:
     return np.concatenate(parts, axis=1) if parts else None
 
 
+def check_readers(state: mx.array, readers: int) -> None:
+    """Raises InputError where states [R, ..] that go on are those of another number of readers."""
+    if state.shape[0] != readers:
+        raise InputError(
+            f"{readers} readers follow {state.shape[0]}, whose states go on: give as many, or call "
+            "reset() first."
+        )
+
+
 class Store:
     """Copies of the rows of an update, in memory that the next update uses again.
 
@@ -98,6 +108,7 @@ class RowReader:
         kinds = {op.kind for stage in program.stages for op in stage.ops}
         self._reads_tokens = "embed" in kinds
         self._ones = np.zeros((0, 0), np.int32)
+        self._active = {op.numbers[1] for op in program.sparse_ops}
         # What policies are given is for their votes alone.
         inner = {program.outputs[policy.output + 1].name for policy in program.policies}
         self._public = [output.name for output in program.outputs if output.name not in inner]
@@ -182,8 +193,8 @@ class RowReader:
             return features
         array = array_of("features", features)
         *lead, lists, active = array.shape if array.ndim > 2 else (0, 0)
-        declared = {op.numbers[1] for op in self.program.sparse_ops}
-        if len(lead) == 2 or (lead and active != size and declared == {active}):
+        axis = len(lead) == 2 or (lead and active != size)
+        if axis and lists * active == size and self._active == {active}:
             return array.reshape(*lead, lists * active)
         return array
 
@@ -199,7 +210,8 @@ class RowReader:
         if given is None and not size:
             return None
         tail = int(name != "tokens")
-        shape = "[R, T" + f", {size}" * tail + "]"
+        axes = [f"{size // n}, {n}" for n in self._active if name == "features"]
+        shape = "[R, T" + f", {axes[0] if len(axes) == 1 else size}" * tail + "]"
         if given is None:
             raise InputError(f"{name} are needed by this network: give an array {shape}.")
         if not size:
@@ -309,6 +321,12 @@ class Members:
         self._keeps, self._weights_of = turns is not None or not perturbed, weights_of
         self.rows, self.columns, self.calls = 0, 0, 0
 
+    def __getstate__(self) -> NoReturn:
+        raise InputError(
+            "Members belong to their Trainer and cannot be copied or pickled: copy or pickle that, "
+            "whose ask() gives the same members again."
+        )
+
     def __call__(
         self,
         inputs: ArrayLike | None = None,
@@ -373,7 +391,7 @@ class Members:
             self._acted.append(Acted(actions, draw(logits, other_words(words)), entered.copy()))
         return actions[:, 0] if rows.single else actions
 
-    def weights(self, member: int) -> dict[str, NDArray[np.int8]]:
+    def weights(self, member: Whole) -> dict[str, NDArray[np.int8]]:
         """The weights of a member, int8 by name, rebuilt from its noise; see `member_weights`.
 
         Raises:
@@ -384,11 +402,7 @@ class Members:
                 "These members have no weights of their own, as their noise is on outputs or there "
                 'is none: use estimator="eggroll", or es.weights.'
             )
-        if not is_whole(member) or not 0 <= member < self.members:
-            raise InputError(
-                f"member is {shown(member)}: a number from 0 to {self.members - 1} is needed."
-            )
-        return self._weights_of(int(member))
+        return self._weights_of(whole_number("member", member, 0, self.members - 1))
 
     def _show(self, rows: CheckedRows, at_stake: NDArray[np.bool_]) -> Outputs:
         outputs = self._reader.run(rows)
@@ -559,11 +573,7 @@ class Model:
         state, readers = self._state, batch.size[0]
         if state is None:
             state = zero_state(self.program, readers)
-        if state.shape[0] != readers:
-            raise InputError(
-                f"{readers} readers follow {state.shape[0]}, whose states go on: give as many, or "
-                "call reset() first."
-            )
+        check_readers(state, readers)
         read = batch.rows(mx.array)._replace(state=state)
         outputs, after = self._engine.outputs(self._prepared, None, read)
         mx.eval(outputs, after)

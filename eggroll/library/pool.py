@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from eggroll.cli import command as cli
 from eggroll.engines import choose
-from eggroll.errors import InputError, is_whole, shown
-from eggroll.library.members import Model
+from eggroll.errors import InputError, shown, whole_number
+from eggroll.library.members import Model, Whole
 from eggroll.spec.program import Program, program_of
 
 BEGIN = 60.0  # seconds in which a worker must have begun
@@ -73,19 +73,15 @@ class Pool:
     """Worker processes for one fitness."""
 
     def __init__(
-        self, fitness: Callable[..., float], processes: int, program: Program, engine: str
+        self, fitness: Callable[..., float], processes: Whole, program: Program, engine: str
     ) -> None:
         """processes: 0 for as many as cores.
 
         Raises:
             InputError: the fitness cannot be sent, or the number is out of range.
         """
-        if not is_whole(processes) or not 0 <= processes <= MOST_PROCESSES:
-            raise InputError(
-                f"processes is {shown(processes)}: a whole number from 0 to {MOST_PROCESSES} is "
-                "needed."
-            )
-        self._fitness, self._processes = fitness, processes
+        self._processes = whole_number("processes", processes, 0, MOST_PROCESSES)
+        self._fitness = fitness
         declared = program.declaration(), program.score_bits, engine
         try:
             # As multiprocessing sends what a process begins with.
@@ -98,7 +94,7 @@ class Pool:
         self._workers: list[Worker] = []
         weakref.finalize(self, _end, self._workers)
 
-    def serves(self, fitness: Callable[..., float], processes: int) -> bool:
+    def serves(self, fitness: Callable[..., float], processes: Whole) -> bool:
         """True if it is of this fitness and number of processes."""
         return self._fitness is fitness and self._processes == processes
 

@@ -18,6 +18,7 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
+    Literal,
     NamedTuple,
     Protocol,
     Self,
@@ -34,14 +35,7 @@ from eggroll.cli import command as cli
 from eggroll.cli.command import Range, check_names, check_ranges
 from eggroll.cli.screen import per_second
 from eggroll.errors import InputError, array_of, in_python, is_real, shown, whole_number
-from eggroll.evolution.estimators import (
-    MIN_DIFFERING,
-    Estimate,
-    EstimatorName,
-    FitnessName,
-    as_values,
-    within,
-)
+from eggroll.evolution.estimators import MIN_DIFFERING, Estimate, FitnessName, as_values, within
 from eggroll.evolution.rules import RuleName, rules_with
 from eggroll.files import path_of
 from eggroll.library import folder as trainer_log
@@ -54,6 +48,7 @@ from eggroll.library.members import (
     RowArrays,
     RowReader,
     Store,
+    Whole,
     member_weights,
     refusal,
 )
@@ -70,6 +65,8 @@ from eggroll.training.config import Evolution, GuardName
 from eggroll.training.learner import engine_for, new_learner
 
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+# Those of ESTIMATORS that learn from values or errors of a caller.
+TrainerEstimator = Literal["eggroll", "token-votes", "token-credit", "local", "feedback"]
 NONE = {"first_rate": 1.0, "weight_decay": 0.0}  # where a rule has none
 
 
@@ -189,13 +186,13 @@ class MoreOptions(TypedDict, total=False):
     """Options of eggroll.train that a Trainer has, too; and three of its own."""
 
     clt: bool
-    noise_reuse: int
-    table_bits: int
+    noise_reuse: Whole
+    table_bits: Whole
     rate_decay: float
     first_rate: float
     weight_decay: float
-    groups: int
-    block_tokens: int
+    groups: Whole
+    block_tokens: Whole
     guard: GuardName
     track: str
 
@@ -205,24 +202,24 @@ class Control(TypedDict):
 
     rule: RuleName
     fitness: FitnessName
-    sigma_shift: int
+    sigma_shift: Whole
     learning_rate: float
     rate_decay: float
     first_rate: float
     weight_decay: float
-    groups: int
+    groups: Whole
 
 
 def control(
     *,
     rule: RuleName = "master",
     fitness: FitnessName = "log-ranks",
-    sigma_shift: int = 1,
+    sigma_shift: Whole = 1,
     learning_rate: float = 3.2,
     rate_decay: float = 0.0,
     first_rate: float | None = None,
     weight_decay: float | None = None,
-    groups: int = 2,
+    groups: Whole = 2,
 ) -> Control:
     """Options of a Trainer that is told returns: `eg.Trainer(net, **eg.control())`.
 
@@ -351,24 +348,24 @@ class Trainer:
         self,
         net: Program,
         *,
-        pop: int = 1024,
-        estimator: EstimatorName = "eggroll",
+        pop: Whole = 1024,
+        estimator: TrainerEstimator = "eggroll",
         rule: RuleName = "sign",
-        seed: int = 0,
-        steps: int = 1000,
+        seed: Whole = 0,
+        steps: Whole = 1000,
         fitness: FitnessName = "sign",
-        sigma_shift: int = 1,
-        rank: int = 1,
+        sigma_shift: Whole = 1,
+        rank: Whole = 1,
         alpha: float = 4.0,
-        alpha_decay: int = 1000,
+        alpha_decay: Whole = 1000,
         learning_rate: float = 1.0,
-        discount: int = 0,
+        discount: Whole = 0,
         carry: bool = False,
         engine: str = "auto",
-        threads: int = 0,
-        chunk: int = 0,
+        threads: Whole = 0,
+        chunk: Whole = 0,
         out: str | Path = "",
-        checkpoint_every: int = 50,
+        checkpoint_every: Whole = 50,
         weights: Mapping[str, ArrayLike] | None = None,
         **more: Unpack[MoreOptions],
     ) -> None:
@@ -433,9 +430,8 @@ class Trainer:
     ) -> None:
         check_trainable(net)
         options.check(net)
-        net = program_of(
-            net.declaration(), net.score_bits
-        )  # its own, whatever becomes of the given
+        # Its own, whatever becomes of the given.
+        net = program_of(net.declaration(), net.score_bits)
         self.program, self.options = net, options
         self.engine, self.reason = engine_for(options, net)
         self._learner = new_learner(options, self.engine)
@@ -527,7 +523,7 @@ class Trainer:
 
         return rebuilt
 
-    def keys(self, readers: int, purpose: int = 0) -> NDArray[np.uint64]:
+    def keys(self, readers: Whole, purpose: Whole = 0) -> NDArray[np.uint64]:
         """Random words [readers] of this update, for a caller's own chance.
 
         The same for the members of a group, as common random numbers are: reader i of R stands for
@@ -621,8 +617,7 @@ class Trainer:
             seconds = max(time.perf_counter() - self._began, 0.0)
             update = Update(
                 self.step, float(checked.mean()), rate, result.differing, seconds,
-                float(fitness[best]),
-                per_second(self.pop * members.rows, seconds),
+                float(fitness[best]), per_second(self.pop * members.rows, seconds),
             )  # fmt: skip
             self._record(update)
         self._stalled = self._stalled + 1 if result.differing < MIN_DIFFERING else 0
@@ -782,16 +777,15 @@ class Trainer:
                 "Trainer.load(path, steps=...).",
                 stacklevel=4,
             )
-        self._kept_arrays = {
-            **self._kept_arrays, **{n: kept_arrays(thing, n) for n, thing in self._kept.items()}
-        }  # fmt: skip
+        present = {name: kept_arrays(thing, name) for name, thing in self._kept.items()}
+        self._kept_arrays = {**self._kept_arrays, **present}
         if self._log:
             self._log.add({k: v for k, v in update._asdict().items() if v == v})  # without NaN
             every = self.options.checkpoint_every
             if self.step == self.options.steps or (every and self.step % every == 0):
                 self.save()
 
-    def play(self, world: World, rows: int, *, shared: Any = None, group: int = 2) -> Update:
+    def play(self, world: World, rows: Whole, *, shared: Any = None, group: Whole = 2) -> Update:
         """Makes an update by a native world, in which every member has `rows` rows; docs/native.md.
 
         The weights are those of `ask`, a call of the members for every row and `tell`. On the cpu
@@ -801,23 +795,25 @@ class Trainer:
         given the same key, even.
 
         Raises:
-            InputError: they do not fit the network or the population; nothing has changed.
+            InputError: they do not fit the network or the population, or the memory; nothing has
+                changed.
         """
         call = worlds.world_call(self.program, self.options, world, rows, shared, self.keys, group)
         members, learner = self.ask(), self._learner
-        if worlds.plays_inside(learner.population, self._value_scale):
-            values, self._state = worlds.inside(
-                learner, members, call, self._state, self._value_scale
-            )
-        else:
-            values = worlds.lockstep(members, call, self.options.threads)
+        with worlds.in_memory(world, self.pop):
+            if worlds.plays_inside(learner.population, self._value_scale):
+                values, self._state = worlds.inside(
+                    learner, members, call, self._state, self._value_scale
+                )
+            else:
+                values = worlds.lockstep(members, call, self.options.threads)
         return self.tell(values)
 
     def map(
         self,
         fitness: Callable[[Model, int], float],
         *,
-        processes: int = 0,
+        processes: Whole = 0,
         timeout: float = 0.0,
     ) -> Update:
         """Makes an update by a fitness in plain Python, called in worker processes.

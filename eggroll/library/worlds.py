@@ -6,7 +6,8 @@ Letters: P members, T rows.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +19,7 @@ from eggroll.errors import InputError, is_whole, shown
 from eggroll.evolution.estimators import CREDIT, Rollout
 from eggroll.evolution.population import Population, WorldCall
 from eggroll.evolution.step import Learner
-from eggroll.library.members import Members
+from eggroll.library.members import Members, Whole
 from eggroll.native import World
 from eggroll.spec.program import Program
 from eggroll.training.config import Evolution
@@ -30,10 +31,10 @@ def world_call(
     net: Program,
     options: Evolution,
     world: World,
-    rows: int,
+    rows: Whole,
     shared: Any,
     keys: Callable[[int], NDArray[np.uint64]],
-    group: int,
+    group: Whole,
 ) -> WorldCall:
     """The call that runs every member in a world.
 
@@ -63,7 +64,7 @@ def world_call(
             "the members of a pair are given the same key."
         )
     _check(net, world, options.estimator_class.by_token)
-    repeated = np.repeat(keys(options.pop // group), group)
+    repeated = np.repeat(keys(options.pop // int(group)), group)
     return WorldCall(world.address, _address(shared), repeated, int(rows), (world, shared))
 
 
@@ -121,6 +122,22 @@ def plays_inside(population: Population, value_scale: float) -> bool:
     counted as soon as the last row was run.
     """
     return population.engine.plays and (population.crediting is None or value_scale > 0)
+
+
+@contextmanager
+def in_memory(world: World, members: int) -> Iterator[None]:
+    """Within, memory that runs out is a sentence with the sizes of the world.
+
+    Raises:
+        InputError: it ran out.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise InputError(
+            f"memory ran out: the world {world.name!r} takes {world.bytes:,} bytes for each of "
+            f"{members:,} members; let it take less, or try a smaller pop or fewer threads."
+        ) from None
 
 
 def inside(

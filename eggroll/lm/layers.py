@@ -301,14 +301,8 @@ def load_model(path: str | Path) -> tuple[Any, Any]:
     try:
         loaded: tuple[Any, Any] = mlx_lm.load(str(path))[:2]
     except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        OSError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+        ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError,
+    ) as error:  # fmt: skip
         raise InputError(
             f"mlx-lm cannot load the model {str(path)!r} ({type(error).__name__}: {error!s:.200}): "
             "give a folder in mlx-lm's format, or the name of a model on the Hugging Face hub."

@@ -514,7 +514,13 @@ class ModelTrainer:
     def _ids(self, text: Any) -> Tokens:
         """A prompt or text as token ids that the model has."""
         ids = generation.encode(self.tokenizer, text)
-        known = getattr(getattr(self.model, "args", None), "vocab_size", None)
+        about = getattr(self.model, "args", None)
+        known, most = (getattr(about, n, None) for n in ("vocab_size", "max_position_embeddings"))
+        if isinstance(most, int) and len(ids) > most and not getattr(about, "rope_scaling", None):
+            raise InputError(
+                f"{shown(text)} has {len(ids)} tokens, and the model has {most} positions: give "
+                f"{most} tokens or fewer."
+            )
         if isinstance(known, int) and not 0 <= min(ids) <= max(ids) < known:
             raise InputError(
                 f"{shown(text)} has the token {max(ids) if max(ids) >= known else min(ids)}: the "

@@ -135,7 +135,7 @@ REASONS: dict[tuple[str, str], str] = {
     ): "a bound on a cache: what it drops is compiled again",
     (
         "eggroll.library.gradient_trainer",
-        "threads: int = 0,",
+        "threads: Whole = 0,",
     ): "how many cores are taken: seconds alone",
     (
         "eggroll.envs.spaces",
