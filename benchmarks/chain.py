@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from unittest import mock
 
-from checks import finished
+from checks import check_own, finished
 
 from eggroll.cli import command as cli
 from eggroll.cli.command import Range
@@ -50,6 +50,7 @@ def read(words: Sequence[str]) -> tuple[int, list[str]]:
     about = "What the chain of a run costs; all other options are those of eggroll.train."
     options = cli.parse(Options, own, command="benchmarks/chain.py", about=about)
     cli.check_ranges(options)
+    check_own(rest, "--resume", "--out", "--steps")
     return options.updates, rest
 
 

@@ -16,7 +16,8 @@ sys.path.append(str(Path(__file__).parents[1]))  # where it is not installed
 from experiments.arguments import check_packages, finished
 
 __all__ = [
-    "check_names", "check_numbers", "check_packages", "finished", "output_of", "write_json",
+    "check_names", "check_numbers", "check_own", "check_packages", "finished", "output_of",
+    "write_json",
 ]  # fmt: skip
 
 
@@ -38,6 +39,16 @@ def check_names(flag: str, values: Sequence[str], known: Collection[str]) -> Non
         raise InputError(f"{flag} has {wrong!r}: {needed} is needed.")
     if not values:
         raise InputError(f"{flag} is empty: give one or more of {needed}.")
+
+
+def check_own(words: Sequence[str], *own: str) -> None:
+    """Raises InputError where words for eggroll.train have an option that a benchmark sets."""
+    for flag in own:
+        if flag in [word.partition("=")[0] for word in words]:
+            raise InputError(
+                f"{flag} is not to be given, as the benchmark trains runs of its own in a "
+                "temporary folder: leave it out."
+            )
 
 
 def output_of(command: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from checks import output_of
+from checks import check_own, output_of
 
 from eggroll.cli import command as cli
 from eggroll.errors import InputError
@@ -38,6 +38,7 @@ def report(words: Sequence[str]) -> None:
     Raises:
         InputError: an option of eggroll.train is no good, or its runs are not replayed.
     """
+    check_own(words, "--resume", "--out", "--steps")
     options = loop.options_from(words)
     options.check()
     if not options.estimator_class.replays:

@@ -7,7 +7,6 @@ Hugging Face hub. Needs mlx-lm: pip install 'eggroll-mlx[lm]'
 """
 
 import mlx.core as mx
-from mlx_lm.models import llama
 
 import eggroll as eg
 
@@ -23,9 +22,11 @@ class Letters:  # any tokenizer with these will do
 
 
 def main(steps: int = 40, seed: int = 0, pop: int = 64) -> None:
-    if not 0 <= seed < 1 << 64:
-        raise eg.InputError(f"--seed is {seed}: a whole number from 0 to 2^64 - 1 is needed.")
-    mx.random.seed(seed)
+    try:
+        from mlx_lm.models import llama
+    except ModuleNotFoundError:
+        raise eg.InputError("no mlx-lm here: pip install 'eggroll-mlx[lm]'.") from None
+    mx.random.seed(seed % 2**64)
     model = llama.Model(llama.ModelArgs("llama", **SIZES, **HEADS))
     es = eg.lm.Trainer((model, Letters()), pop=pop, steps=steps, seed=seed, sigma=0.3)
     print("before:", es.generate(PROMPTS, tokens=8))

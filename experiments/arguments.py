@@ -10,10 +10,12 @@ import signal
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eggroll.cli import command as cli
 from eggroll.errors import InputError
 from eggroll.files import check_place, write_whole
 from eggroll.training.pictures import FORMATS
@@ -23,6 +25,16 @@ if TYPE_CHECKING:
 
 
 MODULES = {"scikit-learn": "sklearn"}  # of packages that are named otherwise
+
+
+def experiment(work: Callable[..., int | None]) -> Callable[..., int]:
+    """Makes a function the command of an experiment, which ends as all commands do."""
+
+    @wraps(work)
+    def main(*given: Any) -> int:
+        return cli.run(lambda: work(*given) or cli.DONE)
+
+    return main
 
 
 def positive(text: str) -> int:

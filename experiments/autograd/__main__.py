@@ -6,8 +6,12 @@ gate; report draws the pictures and writes the tables from their files. See RESU
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before imports that take a while
+    from eggroll.cli import entry
+
+    raise SystemExit(entry.run("experiments.autograd.__main__"))
+
 import argparse
-import sys
 from pathlib import Path
 
 from eggroll.cli import command as cli
@@ -77,7 +81,3 @@ def main(words: list[str] | None = None) -> int:
         return cli.DONE
 
     return cli.run(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,8 +2,7 @@
 
 import sys
 
-from eggroll.cli import command as cli
-from experiments.black_box.run import main
+from eggroll.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main))
+    sys.exit(entry.run("experiments.black_box.run"))

@@ -28,6 +28,7 @@ from eggroll.files import check_apart
 from eggroll.library.members import Model
 from experiments.arguments import (
     above_0,
+    experiment,
     new_file,
     new_picture,
     population,
@@ -206,6 +207,7 @@ def summary(runs: list[list[Seen]]) -> str:
     return f"{last[0].evaluations} evaluations, {of([s.cost for s in last])}, {seconds} s"
 
 
+@experiment
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     methods = [*EVOLUTION, "random", "adam"]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import eggroll as eg
 from eggroll.errors import InputError
 from eggroll.spec import rng
-from experiments.arguments import positive
+from experiments.arguments import experiment, positive
 
 HIDDEN = 32
 SOLVED = 490  # of the validation: above 475, so that other episodes pass, too
@@ -133,6 +133,7 @@ def summary(runs: list[Solved]) -> str:
     )
 
 
+@experiment
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))

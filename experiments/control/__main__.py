@@ -11,8 +11,7 @@ if "numpy" not in sys.modules:
     flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     os.environ.setdefault("XLA_FLAGS", flags)
 
-from eggroll.cli import command as cli
-from experiments.control.run import main
+from eggroll.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main))
+    sys.exit(entry.run("experiments.control.run"))

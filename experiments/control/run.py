@@ -20,9 +20,8 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import eggroll as eg
-from eggroll.cli import command as cli
 from eggroll.spec import rng
-from experiments.arguments import check_packages, new_file, positive, write_csv
+from experiments.arguments import check_packages, experiment, new_file, positive, write_csv
 from experiments.control import ppo
 from experiments.control.peers import Peer, evolve
 from experiments.control.tasks import TASKS, environment
@@ -183,7 +182,8 @@ def bench(args: argparse.Namespace) -> list[Run]:
     return runs
 
 
-def main(words: list[str] | None = None) -> int:
+@experiment
+def main(words: list[str] | None = None) -> None:
     args = parse(words)
     if args.smoke:
         args.seeds, args.updates = 1, 2
@@ -196,4 +196,3 @@ def main(words: list[str] | None = None) -> int:
             print(f"{name}, {method}: {summary(found)}")
     if args.csv:
         write_csv(args.csv, Run._fields, runs)
-    return cli.DONE

@@ -31,6 +31,7 @@ from eggroll.spec.program import Program
 from experiments.arguments import (
     above_0,
     check_packages,
+    experiment,
     new_file,
     new_picture,
     positive,
@@ -190,6 +191,7 @@ def summary(runs: list[list[Seen]]) -> str:
     )
 
 
+@experiment
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))

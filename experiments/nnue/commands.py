@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from eggroll.errors import InputError
+from eggroll.errors import InputError, is_real, object_in, shown
 from eggroll.files import make_folder, write_whole
-from experiments.arguments import check_no_run, positive
+from experiments.arguments import check_no_run, experiment, positive
 from experiments.nnue import bench, data, loader_bench, match, pictures, report, training
 from experiments.nnue.loader import FEATURES
 from experiments.nnue.losses import SCALE, Loss, fitted_scale
@@ -59,7 +59,14 @@ def run(args: argparse.Namespace) -> None:
             settings = training.Settings(
                 features, args.width, args.hidden, args.seconds, args.looks, seed, 1, loss
             )  # fmt: skip
-            runs = training.run(args.ways or USUAL, settings, train, valid)
+            try:
+                runs = training.run(args.ways or USUAL, settings, train, valid)
+            except KeyboardInterrupt:
+                has = f"{str(args.out)!r} has those before it" if args.out and looks else ""
+                raise KeyboardInterrupt(
+                    f"Interrupted in seed {seed} of {features}, of which nothing is kept; "
+                    f"{has or 'no seed was written before it'}."
+                ) from None
             looks += [look for one in runs.values() for look in one.looks]
             if args.out:
                 training.write_looks(args.out / LOOKS, looks)
@@ -81,17 +88,33 @@ def keep(folder: Path, runs: dict[str, training.Run], seed: int) -> None:
             one.trainer.es.save(folder / f"{name}.safetensors")
 
 
+def read_variance(path: Path) -> dict[str, float]:
+    """The squared error of the best constant, by feature set, of a run's about.json.
+
+    Raises:
+        InputError: it cannot be read, or has none.
+    """
+    try:
+        found: dict[str, float] = object_in(path.read_bytes(), {"variance": dict})["variance"]
+        for features, value in found.items():
+            if not (is_real(value) and 0 <= value <= 1):
+                raise ValueError(
+                    f"has {shown(value)} as the variance of {shown(features)} where a number from "
+                    "0 to 1 is needed"
+                )
+        return found
+    except OSError as error:
+        wrong = f"cannot be read ({error.strerror})"
+    except ValueError as error:
+        wrong = str(error)
+    raise InputError(f"{str(path)!r} {wrong}: give a folder of `run --out`.")
+
+
 def make_report(args: argparse.Namespace) -> None:
     """Pictures and tables."""
     if args.folder:
         looks = training.read_looks(args.folder / LOOKS)
-        try:
-            variance = dict(json.loads((args.folder / ABOUT).read_text())["variance"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{str(args.folder / ABOUT)!r} has no variance ({error}): give a folder of "
-                "`run --out`."
-            ) from None
+        variance = read_variance(args.folder / ABOUT)
     out = make_folder(args.out or args.folder or Path())
     pictures.loss_pictures(out)
     pictures.board_picture(out / "board_0.png")
@@ -201,19 +224,11 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def main(words: list[str] | None = None) -> int:
+@experiment
+def main(words: list[str] | None = None) -> None:
     given = sys.argv[1:] if words is None else words
-    try:
-        if given[:1] == ["data"]:
-            data.data_command(given[1:])
-            return 0
+    if given[:1] == ["data"]:
+        data.data_command(given[1:])
+    else:
         args = parse(given)
         args.call(args)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

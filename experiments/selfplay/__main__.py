@@ -6,16 +6,21 @@ command that is killed is run again, and goes on. See RESULTS.md.
 
 from __future__ import annotations
 
-import argparse
 import os
-import signal
 import sys
-from pathlib import Path
 
-# NumPy's BLAS reads these when it is loaded; workers share the cores among themselves.
-if __name__ == "__main__":
+if __name__ == "__main__":  # before imports that take a while
+    from eggroll.cli import entry
+
+    # NumPy's BLAS reads these when it is loaded; workers share the cores among themselves.
     for library in ("OPENBLAS", "MKL", "OMP"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+    start = entry.start if sys.argv[1:2] == ["work"] else entry.run  # a worker ends in silence
+    raise SystemExit(start("experiments.selfplay.__main__"))
+
+import argparse
+import signal
+from pathlib import Path
 
 from eggroll.cli import command as cli
 from eggroll.errors import InputError
@@ -176,7 +181,3 @@ def main(words: list[str] | None = None) -> int:
         return cli.DONE
 
     return cli.run(call)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

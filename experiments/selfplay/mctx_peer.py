@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.errors import InputError
+from experiments.arguments import experiment
 from experiments.selfplay import measure, v1
 from experiments.selfplay.evaluation import OPENINGS
 from experiments.selfplay.evaluators import Float
@@ -431,7 +432,8 @@ def letters(results: NDArray[np.int8]) -> str:
     return "".join("ldw"[result + 1] for result in results)
 
 
-def main(words: list[str] | None = None) -> int:
+@experiment
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.selfplay.mctx_peer", description=__doc__.splitlines()[0]
     )
@@ -449,14 +451,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--puct", action="store_true", help="v1 with PUCT at the root, too")
     parser.add_argument("--json", type=Path, help="file for all that was found")
     args = parser.parse_args(words)
-    try:
-        from experiments.selfplay.suite import say, write
+    from experiments.selfplay.suite import say, write
 
-        write(args.json, run(args, say))
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    write(args.json, run(args, say))
 
 
 if __name__ == "__main__":

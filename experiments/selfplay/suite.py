@@ -21,6 +21,7 @@ from typing import Any
 
 from eggroll.errors import InputError
 from eggroll.files import write_whole
+from experiments.arguments import experiment
 from experiments.selfplay import device, gates, measure, root_puct, stages
 from experiments.selfplay.games import GAMES
 from experiments.selfplay.search import Search
@@ -428,20 +429,16 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def main(words: list[str] | None = None) -> int:
+@experiment
+def main(words: list[str] | None = None) -> None:
     args = parser().parse_args(words)
-    try:
-        for name in ("rounds", "plain"):
-            value = getattr(args, name)
-            if value is not None and value < (name == "rounds"):
-                raise InputError(f"--{name} is {getattr(args, name)}: it is too few.")
-        if any(n < 1 for n in (*args.workers, *args.boards, *args.hidden)):
-            raise InputError("--workers, --boards and --hidden count from 1.")
-        write(args.json, args.call(args))
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    for name in ("rounds", "plain"):
+        value = getattr(args, name)
+        if value is not None and value < (name == "rounds"):
+            raise InputError(f"--{name} is {getattr(args, name)}: it is too few.")
+    if any(n < 1 for n in (*args.workers, *args.boards, *args.hidden)):
+        raise InputError("--workers, --boards and --hidden count from 1.")
+    write(args.json, args.call(args))
 
 
 if __name__ == "__main__":

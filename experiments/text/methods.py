@@ -4,10 +4,11 @@ A minute is that of a whole command: its start, the coding of the text, training
 samples and pictures all count. `pace` times a short pilot of each method, which an idle machine
 needs, and writes how many updates the minute has room for into methods.json of the current folder.
 `run` makes so many, or where there is no such file those of the record beside this script, on any
-machine and beside other work, since weights depend on the number of updates alone. A row of the CSV
-is one run; a stopped table goes on. `draw` makes the picture: methods as dots, models that only
-count as lines. --settings FILE.json compares other commands, {"a name": ["--recipe", "text",
-"--width", "96"]}, and --seconds of `pace` other times than a minute.
+machine and beside other work, since weights depend on the number of updates alone. It adds a row
+for each run to methods.csv of the current folder, where a stopped table goes on. `draw` makes the
+picture of these rows, or of the record's: methods as dots, models that only count as lines.
+--settings FILE.json compares other commands, {"a name": ["--recipe", "text", "--width", "96"]}, and
+--seconds of `pace` other times than a minute.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from eggroll.training import folder as runlog
 from eggroll.training.config import RECIPES
 
 sys.path.append(str(Path(__file__).parents[2]))  # for scripts, where it is not installed
-from experiments.arguments import above_0, new_file, positive, whole
+from experiments.arguments import above_0, new_file, new_picture, positive, whole
 
 HERE = Path(__file__).parent
 TRAIN = ("-m", "eggroll.train")
@@ -299,6 +300,11 @@ def draw(args: argparse.Namespace) -> None:
     print(f"written: {args.out}")
 
 
+def own_or_record(file: Path) -> Path:
+    """A file of the current folder, or where there is none that of the record."""
+    return file if file.exists() else HERE / file
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parts = parser.add_subparsers(dest="part", required=True)
@@ -312,18 +318,17 @@ def arguments() -> argparse.Namespace:
     )
     running.add_argument("--idle", action="store_true", help="the machine is: seconds are kept")
     drawing = parts.add_parser("draw", help="make the picture of a CSV")
-    drawing.add_argument("--out", type=Path, default=HERE.parents[1] / "docs/methods.svg")
+    drawing.add_argument("--out", type=new_picture, default=Path("methods.svg"))
     tabling = parts.add_parser("table", help="print the table of a CSV")
     for part in (pacing, running):
         part.add_argument("--methods", nargs="+", metavar="METHOD", help="of all, these")
         part.add_argument("--settings", type=Path, metavar="FILE.json", help="other commands")
-    # Where the current folder has no pilots of its own, `run` takes the record's.
-    own, record = Path("methods.json"), HERE / "methods.json"
-    pacing.add_argument("--pace", type=new_file, default=own, help="the pilots")
-    running.add_argument("--pace", type=Path, default=own if own.exists() else record,
-                         help="the pilots")  # fmt: skip
-    for part in (running, drawing, tabling):
-        part.add_argument("--csv", type=Path, default=HERE / "methods.csv", help="a row per run")
+    pilots, rows = Path("methods.json"), Path("methods.csv")
+    pacing.add_argument("--pace", type=new_file, default=pilots, help="the pilots")
+    running.add_argument("--pace", type=Path, default=own_or_record(pilots), help="the pilots")
+    running.add_argument("--csv", type=new_file, default=rows, help="a row per run")
+    for part in (drawing, tabling):
+        part.add_argument("--csv", type=Path, default=own_or_record(rows), help="a row per run")
     for part in (pacing, running, drawing, tabling):
         part.add_argument("--data", default="stdlib")
     return parser.parse_args()

@@ -8,7 +8,7 @@ if sys.argv[1:2] == ["run"]:
     for library in ("OPENBLAS", "MKL", "OMP"):
         os.environ[f"{library}_NUM_THREADS"] = "1"
 
-from experiments.tictactoe.run import main
+from eggroll.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry.run("experiments.tictactoe.run"))

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.errors import InputError
+from experiments.arguments import experiment
 from experiments.tictactoe import metrics
 
 # Energy of a multiplication and an addition in a 45 nm process, in pJ: float32 3.7 + 0.9, int8 0.2
@@ -255,24 +256,20 @@ def _figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = (8, 5))
     return figure.subplots(rows, columns, sharex="col", sharey="row"), figure
 
 
-def main() -> int:
+@experiment
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path, help="of runs")
     parser.add_argument("--rows", type=Path, help="bad moves over rows")
     parser.add_argument("--picture", type=Path, help="exploitability and losses over costs")
     args = parser.parse_args()
-    try:
-        found = groups(args.folders)
-        print(written(until_table(found)) + "\n\n" + written(end_table(found)))
-        if args.picture:
-            picture(args.picture, found)
-        if args.rows:
-            print("\n" + written(rows_table(found)))
-            rows_picture(args.rows, found)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    found = groups(args.folders)
+    print(written(until_table(found)) + "\n\n" + written(end_table(found)))
+    if args.picture:
+        picture(args.picture, found)
+    if args.rows:
+        print("\n" + written(rows_table(found)))
+        rows_picture(args.rows, found)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,12 @@ tables of runs from their metrics alone; `bench` times the three stages of PPO a
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from eggroll.errors import InputError
-from experiments.arguments import check_no_run
+from experiments.arguments import check_no_run, experiment
 from experiments.tictactoe import metrics
 from experiments.tictactoe.ppo import training
 from experiments.tictactoe.ppo.settings import SETTINGS
@@ -148,11 +147,7 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def main(words: list[str] | None = None) -> int:
+@experiment
+def main(words: list[str] | None = None) -> None:
     args = parser().parse_args(words)
-    try:
-        args.call(args)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    args.call(args)

@@ -2,7 +2,6 @@
 
 import sys
 
-from eggroll.cli import command as cli
-from experiments.tictactoe.evolution.training import main
+from eggroll.cli import entry
 
-sys.exit(cli.run(main))
+sys.exit(entry.run("experiments.tictactoe.evolution.training"))
