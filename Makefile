@@ -50,6 +50,8 @@ train: WERROR := OFF
 train: $(BUILT)
 	$(PY) -m eggroll.train $(ARGS)
 
+# Modules stay compiled, whatever the environment says, as tests start hundreds of processes.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(BUILT)
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
