@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from networks import Case, case_of
 from networks_credit import credited_case, credited_of
 from test_credit import CREDITED, same
 from test_engines import ISAS
-from test_programs import check, running
+from test_programs import check, check_outputs, running
 
 from eggroll.engines import ENGINES
 from eggroll.engines.cpu import lookup_tables
@@ -38,6 +41,44 @@ def test_sums_shared_by_members_that_are_shown_the_same(
     same = np.arange(68) // group * group
     with running(f"cpu:{isa}", program, 2) as engine:
         check(engine, with_features(case, shown[same]))
+
+
+class Memory(np.ndarray):
+    """Of a class of its own, as those of NumPy itself are not told of by weak references."""
+
+
+def placed(values: np.ndarray, at: int) -> np.ndarray:
+    """A copy that begins so many bytes behind a cache line."""
+    memory = np.zeros(values.size + 128, np.int8)
+    first = -memory.ctypes.data % 64 + at
+    copy = memory[first : first + values.size].reshape(values.shape).view(Memory)
+    copy[:] = values
+    return copy
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    ("rows", "at", "kept"), [(4096, 0, 1), (4096, 4, 0), (4092, 0, 0), (4097, 0, 0)]
+)
+def test_large_tables_at_a_cache_line_are_read_where_they_lie(
+    isa: str, rows: int, at: int, kept: int
+):
+    """From 64 KiB on, in whole lines; then they live as long as what was prepared of them."""
+    case = case_of(nnue(rows, 16, 3, active=5), np.random.default_rng(rows), T=2, P=36)
+    table = placed(case.weights["accumulator"], at)
+    wrong, alive = placed(np.where(table == table[-1, -1], -128, table), at), weakref.ref(table)
+    with running(f"cpu:{isa}", case.program, 2) as engine:
+        leaves = case.leaves | {"accumulator": engine.array(table)}
+        prepared = engine.prepare(leaves)
+        del table, leaves
+        gc.collect()
+        assert (alive() is not None) == kept
+        check_outputs(engine, prepared, case)
+        del prepared
+        gc.collect()
+        assert alive() is None
+        with pytest.raises(ValueError, match="a weight is -128"):
+            engine.prepare(case.leaves | {"accumulator": engine.array(wrong)})
 
 
 @pytest.mark.parametrize("isa", ISAS)

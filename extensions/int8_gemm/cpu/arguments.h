@@ -25,7 +25,7 @@ enum class Output { scores, logits, likelihoods, outputs };
 
 // The arrays of an evaluation: four that there always are, and where the others stand, or -1.
 struct Arrays {
-  const int8_t* weights;      // packed
+  const Packed& packed;
   std::vector<mx::array> in;  // table, tokens, targets, state
   int starts = -1, inputs = -1, features = -1, index = -1, signs = -1, draws = -1, values = -1;
 
@@ -50,8 +50,7 @@ struct Options {
 Job job_of(const Kernels& k, const Program& program, const Arrays& arrays, const Options& options) {
   const std::vector<mx::array>& in = arrays.in;
   Job job{};
-  job.plan = program.plan(k);
-  job.weights = arrays.weights;
+  arrays.packed.place(program, k, job);
   job.noise = in[0].data<int8_t>();
   job.tokens = in[1].data<int32_t>();
   job.targets = in[2].data<int32_t>();
@@ -71,16 +70,17 @@ Job job_of(const Kernels& k, const Program& program, const Arrays& arrays, const
   return job;
 }
 
-constexpr size_t kCacheLine = 64;  // bytes
+constexpr size_t kCacheLine = 64;      // bytes
+constexpr int64_t kInPlace = 1 << 16;  // and those of a leaf that had better not be copied
 
-// Zeros for packed weights, from `at_cache_line` on.
+// Room for packed weights, from `at_cache_line` on.
 mx::array room_for_weights(size_t bytes) {
   bytes += kCacheLine;
   require(bytes < size_t{1} << 31, "pack: the network has too many weights");
-  mx::array room(allocated(bytes), {static_cast<int>(bytes)}, mx::int8);
-  std::memset(room.data<int8_t>(), 0, room.nbytes());
-  return room;
+  return mx::array(allocated(bytes), {static_cast<int>(bytes)}, mx::int8);
 }
+
+bool on_cache_line(const int8_t* at) { return reinterpret_cast<uintptr_t>(at) % kCacheLine == 0; }
 
 int8_t* at_cache_line(mx::array& room) {
   int8_t* at = room.data<int8_t>();
@@ -253,7 +253,7 @@ Arrays arrays_of(const Program& program, const Packed& packed, const Noise& nois
   in_range("shift", options.shift, 0, 31);
   in_range("rank", options.rank, 1, kRank);
   require(options.block_tokens >= 1, "block_tokens must be 1 or more");
-  Arrays arrays{packed.weights(program, kernels()),
+  Arrays arrays{packed,
                 {ready(noise.table, mx::int8, "table"), ready(tokens, mx::int32, "tokens"),
                  ready(targets, mx::int32, "targets"), ready_state(state, members, plan)}};
   check_range(arrays.in[1], 0, plan.vocabulary - 1, "tokens");

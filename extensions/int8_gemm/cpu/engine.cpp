@@ -40,23 +40,37 @@ Packed::Packed(std::shared_ptr<const Program> program, const std::vector<mx::arr
     : program_(std::move(program)),
       kernels_(&kernels()),
       memory_(room_for_weights(static_cast<size_t>(program_->packed_bytes(*kernels_)))) {
-  const Plan& plan = program_->plan();
+  const Plan plan = program_->plan(*kernels_);
   require(static_cast<int>(leaves.size()) == plan.leaf_count, "pack: one array per leaf is needed");
+  leaves_.assign(plan.leaves, plan.leaves + plan.leaf_count);
   int8_t* to = at_cache_line(memory_);
-  for (int i = 0; i < plan.leaf_count; ++i) {
-    const Leaf& leaf = plan.leaves[i];
-    const mx::array& given = leaves[static_cast<size_t>(i)];
-    require(given.shape() == shape_of(leaf), "pack: a leaf has the wrong shape");
-    program_->pack(*kernels_, i, ready(given, mx::int8, "a leaf").data<int8_t>(), to);
+  int64_t end = program_->packed_bytes(*kernels_);
+  for (int i = plan.leaf_count - 1; i >= 0; --i) {
+    Leaf& leaf = leaves_[static_cast<size_t>(i)];
+    const int64_t bytes = end - leaf.offset;
+    end = leaf.offset;
+    require(leaves[static_cast<size_t>(i)].shape() == shape_of(leaf),
+            "pack: a leaf has the wrong shape");
+    const mx::array given = ready(leaves[static_cast<size_t>(i)], mx::int8, "a leaf");
+    const int8_t* from = given.data<int8_t>();
+    const bool fills = given.nbytes() == static_cast<size_t>(bytes);  // no less than its place has
+    if (bytes >= kInPlace && fills && program_->lies_packed(i) && on_cache_line(from)) {
+      program_->check_weights(i, from);
+      given_.push_back(given);
+      leaf.offset = reinterpret_cast<intptr_t>(from) - reinterpret_cast<intptr_t>(to);
+    } else {
+      std::memset(to + leaf.offset, 0, static_cast<size_t>(bytes));
+      program_->pack(*kernels_, i, from, to);
+    }
   }
   weights_ = to;
 }
 
-const int8_t* Packed::weights(const Program& program, const Kernels& k) const {
+void Packed::place(const Program& program, const Kernels& k, Job& job) const {
   require(&program == program_.get() && &k == kernels_,
           std::string("The weights are not packed for this program and ") + k.name +
               ": pack them again after a change of EGGROLL_ISA.");
-  return weights_;
+  job.plan = program.plan(), job.plan.leaves = leaves_.data(), job.weights = weights_;
 }
 
 namespace {
@@ -227,7 +241,7 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const Packed& pack
                             const std::optional<Crediting>& crediting, int threads) {
   Job job{};
   const Kernels& k = kernels();
-  job.plan = program->plan(k);
+  packed.place(*program, k, job);
   job.world = check_world(reinterpret_cast<const eggroll_world*>(play.world));
   check_fits(job.plan, job.world);
   check_threads(threads);
@@ -237,7 +251,6 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const Packed& pack
   require(noise.starts && noise.shift >= 0 && noise.shift < 32, "play: noise is needed");
   int members = play.keys.shape(0);
   check_size({members, play.rows});
-  job.weights = packed.weights(*program, k);
   const mx::array in[] = {
       ready(noise.table, mx::int8, "table"), ready(*noise.starts, mx::int32, "starts"),
       ready_state(state, members, job.plan), ready(play.keys, mx::uint64, "keys"),

@@ -71,19 +71,23 @@ inline mx::array made(mx::Shape shape, mx::Dtype dtype) {
 }
 
 // Weights in the layout of one program and instruction set (plan.h's Leaf). They are reached
-// through `weights` alone: kernels trust every byte of them.
+// through `place` alone: kernels trust every byte of them. A large leaf that lies in this layout
+// already is kept as it is given: a copy would take as long as some rows do.
 class Packed {
  public:
   // leaves: int8 in declared order. Throws std::invalid_argument for those that do not fit.
   Packed(std::shared_ptr<const Program> program, const std::vector<mx::array>& leaves);
 
-  // Where they begin. Throws std::invalid_argument for another program or instruction set.
-  const int8_t* weights(const Program& program, const Kernels& k) const;
+  // Gives a job of this program and instruction set its weights and their leaves; throws
+  // std::invalid_argument for another.
+  void place(const Program& program, const Kernels& k, Job& job) const;
 
  private:
   std::shared_ptr<const Program> program_;  // kept, so that no other comes to lie where it does
   const Kernels* kernels_;
   mx::array memory_;
+  std::vector<mx::array> given_;  // those that lie elsewhere
+  std::vector<Leaf> leaves_;
   const int8_t* weights_;  // at a cache line
 };
 

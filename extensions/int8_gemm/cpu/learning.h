@@ -150,8 +150,10 @@ struct LearnWork {
     for (size_t i = 0; i < leaves; ++i) {
       const Leaf& leaf = plan.leaves[i];
       if (matrices[i]) {
-        packed.push_back(room_for_weights(k->back_bytes(leaf.rows, leaf.cols)));
+        const size_t bytes = k->back_bytes(leaf.rows, leaf.cols);
+        packed.push_back(room_for_weights(bytes));
         back[i] = at_cache_line(packed.back());
+        std::memset(back[i], 0, bytes);
       }
       at[i + 1] = at[i] + static_cast<size_t>(elements(leaf)) * sizeof(int32_t);
     }

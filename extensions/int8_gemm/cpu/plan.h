@@ -56,9 +56,9 @@ struct Op {
   bool last;        // all ways from the result lead to outputs, by no other matrix
 };
 
-// A parameter [rows, cols] (cols 0: a vector of `rows`). `offset` is where it begins in the packed
-// weights: embeddings and features row by row, padded to 4 columns; linear leaves as the
-// instruction set packs them (Kernels::pack); vectors as they are.
+// A parameter [rows, cols] (cols 0: a vector of `rows`). `offset` is where it begins, from the
+// packed weights on, where large ones need not lie: embeddings and features row by row, padded to 4
+// columns; linear leaves as the instruction set packs them (Kernels::pack); vectors as they are.
 struct Leaf {
   int rows;
   int cols;

@@ -324,16 +324,27 @@ Plan Program::plan(const Kernels& k) const {
 
 int64_t Program::packed_bytes(const Kernels& k) const { return layout(k).bytes; }
 
+bool Program::lies_packed(int i) const {
+  const size_t at = static_cast<size_t>(i);
+  return embedding_[at] && leaves_[at].cols % 4 == 0;
+}
+
+void Program::check_weights(int i, const int8_t* leaf) const {
+  const auto& [rows, cols, offset] = leaves_[static_cast<size_t>(i)];
+  require(
+      !std::memchr(leaf, 0x80, static_cast<size_t>(rows) * static_cast<size_t>(cols ? cols : 1)),
+      "a weight is -128; int8 weights are -127..127");
+}
+
 void Program::pack(const Kernels& k, int i, const int8_t* src, int8_t* packed) const {
   const Leaf& leaf = layout(k).leaves[static_cast<size_t>(i)];
   size_t rows = static_cast<size_t>(leaf.rows), cols = static_cast<size_t>(leaf.cols);
-  require(!std::memchr(src, 0x80, rows * (cols ? cols : 1)),
-          "a weight is -128; int8 weights are -127..127");
+  check_weights(i, src);
   int8_t* to = packed + leaf.offset;
   if (cols == 0) return void(std::memcpy(to, src, rows));
   if (!embedding_[static_cast<size_t>(i)]) return k.pack(src, leaf.rows, leaf.cols, to);
   const size_t padded = (cols + 3) / 4 * 4;
-  if (padded == cols) return void(std::memcpy(to, src, rows * cols));
+  if (lies_packed(i)) return void(std::memcpy(to, src, rows * cols));
   for (size_t o = 0; o < rows; ++o) std::memcpy(to + o * padded, src + o * cols, cols);
 }
 

@@ -44,6 +44,10 @@ class Program {
   // Throws std::invalid_argument for a weight of -128.
   void pack(const Kernels& k, int i, const int8_t* leaf, int8_t* packed) const;
 
+  // Whether that changes nothing, and the check of weights alone.
+  bool lies_packed(int i) const;
+  void check_weights(int i, const int8_t* leaf) const;
+
  private:
   void add_stage(const StageSpec& stage);
   void add_leaf(const LeafSpec& leaf);
